@@ -1,0 +1,240 @@
+"""What the coordinator offers to its callers (the HTTP service, the demo, tests).
+
+Records only; all of them pickle. Times are seconds since the epoch unless a name says
+otherwise.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from placement.ids import Generation, RolloutId, SampleId, WorkerId
+from placement.membership import Phase
+from placement.samples import FinishReason, Sampling
+
+
+class Strategy(StrEnum):
+    """``ELASTIC``: late binding, workers are released. ``STATIC``: contiguous chunks of samples
+    per worker, as verl places them, and nobody leaves until the rollout has ended."""
+
+    ELASTIC = "elastic"
+    STATIC = "static"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """A batch of prompts, each to be answered ``num_samples`` times.
+
+    Attributes:
+        prompts: token ids per prompt.
+        samplings: one per prompt, or one for all.
+        seed: seed of the request; sample seeds derive from it.
+        replay_stop_tokens: replay only, per prompt one length per sample (see ``Sample``).
+        sample_samplings: overrides per prompt and sample, for replays that mix settings.
+    """
+
+    rollout_id: RolloutId
+    prompts: tuple[tuple[int, ...], ...]
+    num_samples: int
+    samplings: tuple[Sampling, ...]
+    seed: int
+    strategy: Strategy = Strategy.ELASTIC
+    replay_stop_tokens: tuple[tuple[int, ...], ...] | None = None
+    sample_samplings: tuple[tuple[Sampling, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """A sample that has ended, or, in an abort's answer, what there is of it.
+
+    Attributes:
+        worker_ids: where it decoded, in order; more than one means that it moved.
+        finish_reason: None while it is running.
+    """
+
+    sample_id: SampleId
+    prompt_index: int
+    sample_index: int
+    seed: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason | None
+    error: str = ""
+    worker_ids: tuple[WorkerId, ...] = ()
+    weight_version: str = "0"
+    queued_s: float = 0.0
+    decode_s: float = 0.0
+
+
+class RolloutState(StrEnum):
+    RUNNING = "running"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutUsage:
+    """Measured at the leases, over the rollout's span (first acceptance to last terminal).
+
+    ``occupied + freed + not_yet_leased = peak_slots * span_s``.
+    """
+
+    span_s: float
+    occupied_worker_s: float
+    freed_worker_s: float
+    used_worker_s: float
+    not_yet_leased_worker_s: float
+    peak_slots: int
+    occupied_worker_steps: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStatus:
+    rollout_id: RolloutId
+    state: RolloutState
+    strategy: Strategy
+    seed: int
+    num_samples: int
+    num_ended: int
+    num_queued: int
+    num_running: int
+    response_tokens: int
+    num_moved: int
+    accepted_at: float
+    ended_at: float | None
+    waiting_for: str
+    """What the rollout waits for ("" when it decodes)."""
+    usage: RolloutUsage
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedBatch:
+    """Ended samples after a cursor. ``done``: nothing more will come behind ``cursor``."""
+
+    samples: tuple[SampleResult, ...]
+    cursor: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    worker_id: WorkerId
+    state: str
+    """building, decoding, idle, leaving."""
+    rank: int | None
+    experts: tuple[int, ...]
+    node_id: str
+    slot: str
+    """The accelerator that Ray assigned ("GPU:2"), or "" where slots have no identity."""
+    running: int
+    kv_used_tokens: int
+    kv_capacity_tokens: int
+    steps: int
+    leased_at: float
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedSlot:
+    """When a slot went back, and when somebody else was first seen on it."""
+
+    worker_id: WorkerId
+    node_id: str
+    slot: str
+    decided_at: float
+    removed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStatus:
+    """One change of the group, from its decision to its end.
+
+    Attributes:
+        pause_s: longest pause over the survivors (end of last to start of next step).
+        phases_s: seconds of each phase; "pause.*" are parts of the pause.
+        gap_s: longest interval in which a survivor emitted no token, around the change.
+        steps_before_s, steps_during_s: seconds of the last 50 steps before, and of the steps
+            during, the preparation (bounded).
+        finished_ratio_at_start: ended samples over accepted ones of the open rollouts.
+    """
+
+    generation: Generation
+    old_members: tuple[WorkerId, ...]
+    new_members: tuple[WorkerId, ...]
+    reason: str
+    explanation: str
+    phase: Phase
+    error: str
+    started_at: float
+    ended_at: float | None
+    finished_ratio_at_start: float
+    pause_s: float
+    first_step_s: float
+    gap_s: float
+    phases_s: dict[str, float] = field(default_factory=dict)
+    moved_samples: tuple[SampleId, ...] = ()
+    experts_per_worker: tuple[int, ...] = ()
+    received_bytes: int = 0
+    steps_before_s: tuple[float, ...] = ()
+    steps_during_s: tuple[float, ...] = ()
+    released: tuple[ReleasedSlot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """``healthy`` means forward progress: no work, or a recent step (see ``detail``)."""
+
+    healthy: bool
+    detail: str
+    last_step_age_s: float
+    workers: int
+    wanted_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the service must know to check a request before it is accepted."""
+
+    path: str
+    vocab_size: int
+    max_model_len: int
+    exact: bool
+    eos_token_ids: tuple[int, ...]
+
+
+class CoordinatorPort(Protocol):
+    """The coordinator as its callers see it."""
+
+    async def served_model(self) -> ServedModel: ...
+
+    async def submit(self, request: RolloutRequest) -> RolloutStatus:
+        """Accept (journal) all samples of a rollout, or none. The same id with the same
+        content joins the running rollout.
+
+        Raises: RequestError, OverloadedError, UnavailableError.
+        """
+
+    async def status(self, rollout_id: RolloutId) -> RolloutStatus:
+        """Raises: UnknownIdError."""
+
+    async def results(
+        self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int
+    ) -> FinishedBatch:
+        """Up to ``limit`` ended samples after ``cursor``; waits up to ``wait_s`` for the first."""
+
+    async def abort(self, rollout_id: RolloutId) -> FinishedBatch:
+        """End the rollout's unfinished samples; the answer holds them with their partials."""
+
+    async def workers(self) -> list[WorkerStatus]: ...
+
+    async def operations(self) -> list[OperationStatus]:
+        """Oldest first; the last one may be in progress."""
+
+    async def health(self) -> Health: ...
+
+    async def metrics_text(self) -> bytes:
+        """Prometheus exposition."""
+
+    async def shutdown(self) -> None:
+        """End all workers, remove all leases. Idempotent."""

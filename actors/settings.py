@@ -1,0 +1,100 @@
+"""Settings of everything below the HTTP service. ``deploy.config`` puts them into one tree.
+
+Validators check and never change a value.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelSettings(Settings):
+    """The model, and how vLLM is to run it."""
+
+    path: str
+    """Directory of a Hugging Face checkpoint (the published source of the weights)."""
+    max_model_len: int = Field(default=4096, ge=2)
+    """Most tokens of a sample, prompt included."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Type of weights and activations."""
+    exact: bool = True
+    """Exact mode: tokens and logprobs do not depend on placement, releases or moves. It moves
+    top-k times the bytes of the usual combine; it refuses to start where a kernel cannot
+    promise it."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """More options of vLLM's ``EngineArgs``, under their own names."""
+
+
+class GroupSettings(Settings):
+    """The elastic expert-parallel group."""
+
+    max_workers: int = Field(default=4, ge=1, le=4096)
+    """Most workers, and the number that the service starts with."""
+    min_workers: int = Field(default=1, ge=1)
+    """The group never gets smaller, unless it is given up altogether."""
+    max_samples_per_worker: int = Field(default=16, ge=1)
+    """Most samples that one worker decodes at once."""
+    kv_memory_bytes: int = Field(default=64 << 20, ge=1 << 20)
+    """KV cache of a worker while the group has ``max_workers``. A smaller group holds more
+    experts per worker and gives KV up for them."""
+    idle_workers: Literal["none", "floor", "all"] = "all"
+    """How many workers stay when nothing is left to decode."""
+    idle_beat_s: float = Field(default=0.02, gt=0, le=1)
+    """Longest wait between two control words of an idle group: the latency with which an idle
+    group notices new work, against the CPU that waiting costs."""
+    collective_timeout_s: float = Field(default=30, gt=0)
+    """Bound on every collective; a peer that hangs longer is given up."""
+    build_timeout_s: float = Field(default=300, gt=0)
+    """Bound on the start of a worker's engine."""
+    prepare_timeout_s: float = Field(default=60, gt=0)
+    """Bound on the preparation of a change."""
+    switch_timeout_s: float = Field(default=60, gt=0)
+    """Bound from the request to cross over until every member has made its first step."""
+    leave_timeout_s: float = Field(default=20, gt=0)
+    """Bound on a worker's orderly exit; then it is killed."""
+
+
+class LeaseSettings(Settings):
+    """What one worker leases from the Ray cluster."""
+
+    resources: dict[str, float] = Field(default_factory=lambda: {"GPU": 1.0})
+    """Ray resources of a worker's bundle."""
+    label_selector: dict[str, str] = Field(default_factory=dict)
+    """Ray node labels that the bundle's node must have."""
+    acquire_timeout_s: float = Field(default=60, gt=0)
+    """How long a rollout waits for more than the floor, and a start for the floor."""
+    usage_poll_s: float = Field(default=0.25, gt=0)
+    """How often Ray is asked who holds the slots: the resolution of "used" time."""
+
+
+class CoordinatorSettings(Settings):
+    """Bounds of the coordinator."""
+
+    max_open_samples: int = Field(default=65536, ge=1)
+    """Most samples that are accepted and not yet ended; more are answered with 429."""
+    max_kept_rollouts: int = Field(default=64, ge=1)
+    """Ended rollouts that can still be asked for; the oldest is forgotten first."""
+    max_kept_operations: int = Field(default=256, ge=1)
+    """Membership changes that can still be asked for."""
+    collect_wait_s: float = Field(default=1.0, gt=0)
+    """Bound of one long poll for a worker's events."""
+    min_reconfigure_interval_s: float = Field(default=0.5, ge=0)
+    """Least time between the end of one change and the start of the next."""
+    reaper_timeout_s: float = Field(default=60, gt=0)
+    """If no coordinator has been seen for so long, the store's reaper ends the workers and
+    removes the leases."""
+
+
+class RuntimeSettings(Settings):
+    """All of the above: what the coordinator is made from."""
+
+    model: ModelSettings
+    group: GroupSettings = GroupSettings()
+    lease: LeaseSettings = LeaseSettings()
+    coordinator: CoordinatorSettings = CoordinatorSettings()
+    namespace: str = "flexfloor"
+    """Ray namespace of all our actors."""

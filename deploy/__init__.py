@@ -1,0 +1,1 @@
+"""Composes: command line, configuration, Serve application, demo."""

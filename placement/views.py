@@ -1,0 +1,108 @@
+"""What a decision may look at, and what it may answer: frozen records only.
+
+The coordinator makes the views from its own records, a simulator from its own; both hand
+them to the same functions. Lengths are in tokens, memory is counted in KV tokens.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from placement.ids import SampleId, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class SampleView:
+    """A sample as a decision sees it.
+
+    Attributes:
+        context_tokens: prompt plus what is generated so far.
+        max_context_tokens: prompt plus ``max_tokens``; it never needs more KV than this.
+        worker_id: where it decodes; None while it is queued.
+        order: arrival order, unique and ascending.
+    """
+
+    sample_id: SampleId
+    context_tokens: int
+    max_context_tokens: int
+    order: int
+    worker_id: WorkerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A member of the group.
+
+    Attributes:
+        max_samples: most samples it decodes at once.
+        kv_capacity_tokens: KV it has now, beside the experts it holds now.
+    """
+
+    worker_id: WorkerId
+    max_samples: int
+    kv_capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """The group at one moment.
+
+    Attributes:
+        num_experts: experts per layer.
+        kv_tokens_at_width: ``kv_tokens_at_width[w]`` is the KV of the worker that holds most
+            experts when ``w`` workers share them evenly; index 0 is unused (0).
+        max_workers: the most workers the service may lease.
+        floor_workers: the fewest workers that hold all experts and the KV still needed.
+        any_finished: a sample of the current load has already ended.
+    """
+
+    workers: tuple[WorkerView, ...]
+    running: tuple[SampleView, ...]
+    queued: tuple[SampleView, ...]
+    num_experts: int
+    kv_tokens_at_width: tuple[int, ...]
+    max_workers: int
+    floor_workers: int
+    any_finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A queued sample starts (or goes on) on this worker."""
+
+    sample_id: SampleId
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchPlan:
+    """Bindings, in the order in which they are to be made."""
+
+    bindings: tuple[Binding, ...]
+
+
+class WidthReason(StrEnum):
+    """Why the group keeps or changes its width. Also a log field and a metric label."""
+
+    KEEP = "keep"
+    QUEUE = "queue"  # queued samples want more workers
+    IDLE = "idle"  # workers without samples leave
+    CONSOLIDATE = "consolidate"  # the samples of several workers fit on fewer
+    STATIC = "static"  # the rollout asked that nobody leaves
+    DRAINED = "drained"  # nothing left to decode: the idle policy decides
+
+
+@dataclass(frozen=True, slots=True)
+class WidthDecision:
+    """How many workers there should be, and who leaves.
+
+    Attributes:
+        width: number of workers wanted; more than now means grow.
+        leavers: who leaves when ``width`` is less than now; their unfinished samples go back
+            to the head of the queue with all their tokens.
+        explanation: one line with the numbers that decided.
+    """
+
+    width: int
+    leavers: tuple[WorkerId, ...]
+    reason: WidthReason
+    explanation: str
