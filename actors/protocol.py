@@ -73,6 +73,10 @@ class BuildReport:
     phases_s: dict[str, float]
     exact_report: dict[str, str] = field(default_factory=dict)
     """Kernel -> what was found ("invariant", or what replaced the stock kernel)."""
+    node_id: str = ""
+    slot: str = ""
+    """The accelerator that Ray assigned ("GPU:2"), or "" where slots have no identity."""
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
