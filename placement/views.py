@@ -53,6 +53,9 @@ class GroupView:
         max_workers: the most workers the service may lease.
         floor_workers: the fewest workers that hold all experts and the KV still needed.
         any_finished: a sample of the current load has already ended.
+        kv_block_tokens: KV is handed out in blocks of so many tokens; a sample's need is
+            rounded up to whole blocks.
+        nobody_leaves: a static rollout is open: the group grows to ``max_workers`` and stays.
     """
 
     workers: tuple[WorkerView, ...]
@@ -63,6 +66,8 @@ class GroupView:
     max_workers: int
     floor_workers: int
     any_finished: bool
+    kv_block_tokens: int = 1
+    nobody_leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
