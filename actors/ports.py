@@ -142,6 +142,8 @@ class GroupRecord:
         owner_E: owner of each expert.
         lease_names: per member, the name of its lease.
         build_reports: per member.
+        in_change: workers that join or leave by a change that had not ended when this was
+            written: a coordinator that comes back then begins afresh.
     """
 
     next_worker_id: WorkerId
@@ -151,6 +153,7 @@ class GroupRecord:
     owner_E: tuple[WorkerId, ...]
     lease_names: tuple[str, ...]
     build_reports: tuple[BuildReport, ...]
+    in_change: tuple[WorkerId, ...] = ()
 
 
 class GroupStore(Protocol):

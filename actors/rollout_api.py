@@ -76,7 +76,8 @@ class RolloutState(StrEnum):
 class RolloutUsage:
     """Measured at the leases, over the rollout's span (first acceptance to last terminal).
 
-    ``occupied + freed + not_yet_leased = peak_slots * span_s``.
+    ``occupied + freed + not_yet_leased + shared = peak_slots * span_s``. ``shared`` is what
+    rollouts that were open at the same time account for: 0 for a rollout that was alone.
     """
 
     span_s: float
@@ -87,6 +88,7 @@ class RolloutUsage:
     peak_slots: int
     occupied_worker_steps: int
     steps: int
+    shared_worker_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,206 @@
+"""One rollout: its samples, how far each is, and the order in which they ended.
+
+It knows nothing of workers' capacity or the queue's order, only what happened to its samples.
+Every change is one method, called with a journaled fact; replaying the journal calls the same
+methods.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from actors.rollout_api import (
+    FinishedBatch,
+    RolloutRequest,
+    RolloutState,
+    RolloutStatus,
+    RolloutUsage,
+    SampleResult,
+)
+from placement.errors import MembershipError
+from placement.ids import RolloutId, SampleId, WorkerId
+from placement.samples import FinishReason, Sample
+from placement.views import SampleView
+
+
+@dataclass(slots=True)
+class SampleRecord:
+    """A sample and where it stands. ``worker_id`` is None while it is queued.
+
+    A sample that was ended before its worker let go of it keeps ``worker_id``: its KV is still
+    taken there.
+    """
+
+    sample: Sample
+    prompt_index: int
+    sample_index: int
+    order: int
+    since: float
+    """When it was queued or bound last."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    worker_id: WorkerId | None = None
+    worker_ids: list[WorkerId] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str = ""
+    aborting: bool = False
+    queued_s: float = 0.0
+    decode_s: float = 0.0
+
+    @property
+    def moved(self) -> bool:
+        return len(self.worker_ids) > 1
+
+    def to_submit(self) -> Sample:
+        return self.sample.continued(tuple(self.token_ids))
+
+    def view(self) -> SampleView:
+        return SampleView(
+            sample_id=self.sample.sample_id,
+            context_tokens=len(self.sample.prompt_ids) + len(self.token_ids),
+            max_context_tokens=self.sample.max_context_tokens,
+            order=self.order,
+            worker_id=self.worker_id,
+        )
+
+    def place(self, worker_id: WorkerId | None, now: float) -> None:
+        """It went to a worker, or back to the queue."""
+        elapsed_s = max(0.0, now - self.since)
+        if self.finish_reason is None:
+            if self.worker_id is None:
+                self.queued_s += elapsed_s
+            else:
+                self.decode_s += elapsed_s
+        self.since = now
+        self.worker_id = worker_id
+        if worker_id is not None and self.worker_ids[-1:] != [worker_id]:
+            self.worker_ids.append(worker_id)
+
+    def news_in(self, start: int, count: int) -> int:
+        """How many tokens at the head of a report are known already.
+
+        Raises:
+            MembershipError: tokens are missing between what is known and ``start``.
+        """
+        if start > len(self.token_ids):
+            raise MembershipError(
+                f"sample {self.sample.sample_id} has {len(self.token_ids)} tokens and the next "
+                f"report starts at {start}: tokens were lost on the way"
+            )
+        return min(count, len(self.token_ids) - start)
+
+    def result(self) -> SampleResult:
+        return SampleResult(
+            sample_id=self.sample.sample_id,
+            prompt_index=self.prompt_index,
+            sample_index=self.sample_index,
+            seed=self.sample.seed,
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            finish_reason=self.finish_reason,
+            error=self.error,
+            worker_ids=tuple(self.worker_ids),
+            queued_s=self.queued_s,
+            decode_s=self.decode_s,
+        )
+
+
+class Rollout:
+    """Args:
+    samples: in the order of the request: prompt by prompt.
+    first_order: arrival order of the first sample.
+    """
+
+    def __init__(
+        self, request: RolloutRequest, samples: tuple[Sample, ...], first_order: int, now: float
+    ) -> None:
+        self.request = request
+        self.accepted_at = now
+        self.ended_at: float | None = None
+        self.aborted = False
+        self.records: dict[SampleId, SampleRecord] = {
+            sample.sample_id: SampleRecord(
+                sample=sample,
+                prompt_index=index // request.num_samples,
+                sample_index=index % request.num_samples,
+                order=first_order + index,
+                since=now,
+            )
+            for index, sample in enumerate(samples)
+        }
+        self.chunk_worker: dict[SampleId, WorkerId] | None = None
+        """Static rollouts: the worker that each sample is pinned to, once there is a group."""
+        self._ended: list[SampleRecord] = []
+        self._changed = asyncio.Event()
+
+    @property
+    def rollout_id(self) -> RolloutId:
+        return self.request.rollout_id
+
+    @property
+    def num_ended(self) -> int:
+        return len(self._ended)
+
+    @property
+    def open(self) -> bool:
+        return self.num_ended < len(self.records)
+
+    @property
+    def response_tokens(self) -> int:
+        return sum(len(record.token_ids) for record in self.records.values())
+
+    def unfinished(self) -> list[SampleRecord]:
+        return [r for r in self.records.values() if r.finish_reason is None]
+
+    def end(self, record: SampleRecord, reason: FinishReason, error: str, now: float) -> None:
+        """The sample's one ending."""
+        assert record.finish_reason is None, f"{record.sample.sample_id} ended twice"
+        record.place(record.worker_id, now)
+        record.finish_reason = reason
+        record.error = error
+        self._ended.append(record)
+        if not self.open:
+            self.ended_at = now
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def batch(self, cursor: int, limit: int) -> FinishedBatch:
+        ended = self._ended[cursor : cursor + limit]
+        end = cursor + len(ended)
+        return FinishedBatch(
+            samples=tuple(record.result() for record in ended),
+            cursor=end,
+            done=not self.open and end >= len(self._ended),
+        )
+
+    async def wait_for_ending(self, cursor: int, wait_s: float) -> None:
+        """Until there is an ended sample after ``cursor``, nothing more to come, or the bound."""
+        if len(self._ended) > cursor or not self.open:
+            return
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return  # an empty batch is the answer then
+
+    def status(self, waiting_for: str, usage: RolloutUsage) -> RolloutStatus:
+        unfinished = self.unfinished()
+        num_queued = sum(record.worker_id is None for record in unfinished)
+        state = RolloutState.RUNNING if self.open else RolloutState.FINISHED
+        if self.aborted and not self.open:
+            state = RolloutState.ABORTED
+        return RolloutStatus(
+            rollout_id=self.rollout_id,
+            state=state,
+            strategy=self.request.strategy,
+            seed=self.request.seed,
+            num_samples=len(self.records),
+            num_ended=self.num_ended,
+            num_queued=num_queued,
+            num_running=len(unfinished) - num_queued,
+            response_tokens=self.response_tokens,
+            num_moved=sum(record.moved for record in self.records.values()),
+            accepted_at=self.accepted_at,
+            ended_at=self.ended_at,
+            waiting_for=waiting_for if self.open else "",
+            usage=usage,
+        )
