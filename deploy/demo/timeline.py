@@ -1,0 +1,102 @@
+"""Who was on which slot, when: the lanes of the demo's picture. Pure.
+
+Snapshots say what a worker was doing, operations when it reconfigured, releases and the other
+job's records what happened to the slot when no worker was on it.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+
+from deploy.demo.records import BorrowedSlot, Replay
+from placement.ids import WorkerId
+
+
+class Activity(StrEnum):
+    """What a slot is used for. Later ones are drawn over earlier ones."""
+
+    FREED = "freed"
+    IDLE = "leased, idle"
+    DECODING = "decoding"
+    RECONFIGURING = "reconfiguring"
+    BORROWED = "used by the other job"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Seconds since the rollout was accepted."""
+
+    activity: Activity
+    start_s: float
+    end_s: float
+
+
+def slot_lanes(replay: Replay, borrowed: tuple[BorrowedSlot, ...]) -> dict[str, tuple[Span, ...]]:
+    """Per slot its spans within the rollout, in drawing order; slots by name."""
+    lanes: dict[str, list[Span]] = defaultdict(list)
+    slot_of_worker = {
+        worker.worker_id: worker.slot or f"worker {worker.worker_id}"
+        for snapshot in replay.snapshots
+        for worker in snapshot.workers
+    }
+    for slot, spans in _observed(replay, slot_of_worker).items():
+        lanes[slot] += spans
+    for op in replay.operations:
+        for released in op.released:
+            lanes[slot_of_worker.get(released.worker_id, released.slot)].append(
+                _clipped(Activity.FREED, released.removed_at, replay.ended_at, replay)
+            )
+        for worker_id in {*op.old_members, *op.new_members}:
+            removed = [r.removed_at for r in op.released if r.worker_id == worker_id]
+            end = min([op.ended_at or replay.ended_at, *removed])
+            if worker_id in slot_of_worker:
+                lanes[slot_of_worker[worker_id]].append(
+                    _clipped(Activity.RECONFIGURING, op.started_at, end, replay)
+                )
+    for slot_record in borrowed:
+        lanes[slot_record.slot].append(
+            _clipped(Activity.BORROWED, slot_record.started_at, slot_record.returned_at, replay)
+        )
+    order = list(Activity)
+    return {
+        slot: tuple(
+            sorted(
+                (span for span in spans if span.end_s > span.start_s),
+                key=lambda span: (order.index(span.activity), span.start_s),
+            )
+        )
+        for slot, spans in sorted(lanes.items())
+    }
+
+
+def active_samples(replay: Replay) -> tuple[tuple[float, int], ...]:
+    """(seconds since acceptance, samples not yet ended), one point per arrival."""
+    points = [(0.0, replay.status.num_samples)]
+    for arrived in sorted(replay.samples, key=lambda arrived: arrived.at):
+        points.append((arrived.at - replay.started_at, points[-1][1] - 1))
+    return tuple(points)
+
+
+def _observed(replay: Replay, slot_of_worker: dict[WorkerId, str]) -> dict[str, list[Span]]:
+    """What the snapshots saw; each holds until the next one, adjoining equal ones are one."""
+    spans: dict[str, list[Span]] = defaultdict(list)
+    ends = [s.at for s in replay.snapshots[1:]] + [replay.ended_at]
+    for snapshot, end in zip(replay.snapshots, ends, strict=True):
+        for worker in snapshot.workers:
+            decodes = worker.running > 0
+            span = _clipped(
+                Activity.DECODING if decodes else Activity.IDLE, snapshot.at, end, replay
+            )
+            lane = spans[slot_of_worker[worker.worker_id]]
+            if lane and (lane[-1].activity, lane[-1].end_s) == (span.activity, span.start_s):
+                lane[-1] = Span(span.activity, lane[-1].start_s, span.end_s)
+            else:
+                lane.append(span)
+    return spans
+
+
+def _clipped(activity: Activity, start: float, end: float, replay: Replay) -> Span:
+    """A span within the rollout; an empty one ends where it starts."""
+    first = max(start, replay.started_at) - replay.started_at
+    last = min(end, replay.ended_at) - replay.started_at
+    return Span(activity, first, max(first, last))

@@ -1,0 +1,134 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from deploy.demo.promises import judge
+from deploy.demo.report import compare, make_report
+from placement.samples import FinishReason
+from tests.unit.demo_records import (
+    ELASTIC_AT,
+    LENGTHS,
+    STATIC_AT,
+    change,
+    good_records,
+    sample,
+    with_sample,
+)
+
+
+def test_a_demo_that_keeps_its_promises_breaks_none() -> None:
+    assert judge(good_records()).broken_promises == ()
+
+
+def test_the_ratio_is_tokens_per_worker_step_over_tokens_per_worker_step() -> None:
+    report = make_report(good_records())
+    assert report.static.tokens_per_occupied_worker_step == sum(LENGTHS) / 160
+    assert report.worker_step_ratio == pytest.approx(160 / 82)
+    assert report.worker_s_ratio == pytest.approx(160 / 80)
+
+
+def test_the_json_has_the_figures_under_their_names_and_is_strict_json() -> None:
+    plain = json.loads(json.dumps(make_report(good_records()).to_json(), allow_nan=False))
+    assert plain["identical_tokens"] is True
+    assert plain["max_abs_logprob_diff"] == 0.0
+    assert plain["samples_compared"] == len(LENGTHS)
+    assert (plain["moved_samples"], plain["uneven_maps"]) == (1, 1)
+    assert plain["commit"] == "abc"
+    first = plain["reconfigurations"][0]
+    assert (first["from"], first["to"], first["reason"]) == (4, 3, "consolidate")
+    assert first["pause_ms"] == pytest.approx(50)
+    assert first["borrower_node_and_slot"] == "node-a/GPU:3"
+    assert first["release_to_borrowed_s"] == pytest.approx(1.5)
+    assert first["borrower_started_before_rollout_end"] is True
+    assert first["step_before_prepare_ms"] == pytest.approx(100)
+
+
+def test_a_slot_borrowed_before_its_release_is_not_taken_for_the_released_one() -> None:
+    records = good_records()
+    earlier = replace(records.borrowed[0], started_at=ELASTIC_AT + 11)
+    report = make_report(replace(records, borrowed=(earlier,)))
+    assert report.reconfigurations[0].borrowed == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("other token", "identical tokens"),
+        ("other logprob", "logprob difference 0.0"),
+        ("missing logprob", "logprob difference 0.0"),
+        ("failed", "every sample finishes"),
+    ],
+)
+def test_one_damaged_sample_breaks_a_promise(kind: str, expected: str) -> None:
+    good = sample(2, LENGTHS[2])
+    damaged = {
+        "other token": replace(good, token_ids=(*good.token_ids[:-1], 499)),
+        "other logprob": replace(good, logprobs=(*good.logprobs[:-1], -9.0)),
+        "missing logprob": replace(good, logprobs=good.logprobs[:-1]),
+        "failed": replace(good, finish_reason=FinishReason.FAILED),
+    }[kind]
+    broken = judge(with_sample(good_records(), 2, damaged)).broken_promises
+    assert any(promise.startswith(expected) for promise in broken), broken
+
+
+def test_a_sample_that_never_came_back_breaks_a_promise() -> None:
+    records = good_records()
+    fewer = replace(records.elastic, samples=records.elastic.samples[:-1])
+    broken = judge(replace(records, elastic=fewer)).broken_promises
+    assert any("5 of 6 came back from the elastic rollout" in promise for promise in broken)
+
+
+def test_a_release_before_the_first_finished_sample_breaks_a_promise() -> None:
+    records = good_records()
+    early = change(ELASTIC_AT, (0, 1, 2, 3), (0, 1), (8, 8), finished_ratio=0.0)
+    elastic = replace(records.elastic, operations=(early, *records.elastic.operations))
+    broken = judge(replace(records, elastic=elastic)).broken_promises
+    assert [p for p in broken if p.startswith("no release before")] == list(broken)
+
+
+def test_a_group_that_never_shrinks_breaks_every_promise_about_releases() -> None:
+    records = good_records()
+    lazy = replace(records.static, operations=())
+    broken = " / ".join(judge(replace(records, elastic=lazy, borrowed=())).broken_promises)
+    for promise in ("at least 2 releases", "sample moves", "uneven", "1.6 x", "another job"):
+        assert promise in broken
+
+
+def test_a_borrower_that_came_only_after_the_rollout_breaks_a_promise() -> None:
+    records = good_records()
+    late = tuple(replace(b, started_at=b.started_at + 100) for b in records.borrowed)
+    broken = judge(replace(records, borrowed=late)).broken_promises
+    assert any(promise.startswith("another job works") for promise in broken)
+
+
+def test_a_borrower_during_the_static_run_breaks_a_promise() -> None:
+    records = good_records()
+    early = replace(records.borrowed[0], started_at=STATIC_AT + 1)
+    broken = judge(replace(records, borrowed=(*records.borrowed, early))).broken_promises
+    assert any("during the static run: 1" in promise for promise in broken)
+
+
+def test_a_group_that_does_not_grow_back_breaks_a_promise() -> None:
+    broken = judge(replace(good_records(), regrow_operations=())).broken_promises
+    assert broken == ("the group grows back: no change made it wider",)
+
+
+def test_the_short_demo_promises_no_ratio_of_the_full_one_and_no_regrowth() -> None:
+    records = good_records()
+    slower = replace(
+        records.elastic,
+        status=replace(
+            records.elastic.status,
+            usage=replace(records.elastic.status.usage, occupied_worker_steps=150),
+        ),
+    )
+    short = replace(records, short=True, elastic=slower, regrown=None, regrow_operations=())
+    assert judge(short).broken_promises == ()
+
+
+def test_a_shorter_rollout_is_compared_as_far_as_it_goes() -> None:
+    records = good_records()
+    assert records.regrown is not None
+    assert compare(records.static, records.regrown, 6).identical_tokens
+    assert not compare(records.static, records.regrown).identical_tokens
