@@ -54,6 +54,10 @@ class Scorer:
         """(a score, wall clock after it)."""
         return float(np.tanh(self._weight @ self._weight).mean()), time.time()
 
+    def leave(self) -> None:
+        """End this actor."""
+        ray.actor.exit_actor()
+
 
 def tell(event: str, **fields: Any) -> None:
     sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
@@ -65,8 +69,7 @@ class Borrower:
 
     def __init__(self, slots: int) -> None:
         actor = ray.remote(num_gpus=1, num_cpus=0, max_restarts=0)(Scorer)
-        self._actors = [actor.remote() for _ in range(slots)]
-        self._pending = {a.where.remote(): a for a in self._actors}
+        self._pending = {a.where.remote(): a for a in (actor.remote() for _ in range(slots))}
         self._working: dict[Any, str] = {}
         self._places: dict[str, dict[str, Any]] = {}
         self._chunks: dict[str, int] = {}
@@ -74,7 +77,8 @@ class Borrower:
 
     def work_once(self) -> None:
         """Notice grants, then let every granted actor do one piece of work."""
-        granted, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
+        waiting = list(self._pending)
+        granted = ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if waiting else []
         for reference in granted:
             actor = self._pending.pop(reference)
             place = cast("dict[str, Any]", ray.get(reference))
@@ -91,13 +95,15 @@ class Borrower:
                 tell("worked", slot=slot, first_chunk_at=done_at)
 
     def return_all(self) -> None:
-        """End all actors, pending ones too; a slot counts as returned when its actor is dead."""
-        for actor in self._actors:
+        """End all actors, pending ones too; a slot counts as returned when its actor has left."""
+        for actor in self._pending.values():
             ray.kill(actor)
-        for actor, slot in self._working.items():
+        leaving = {actor: actor.leave.remote() for actor in self._working}
+        for actor, left in leaving.items():
             try:
-                ray.get(actor.where.remote(), timeout=RETURN_TIMEOUT_S)
-            except RayActorError:
+                ray.get(left, timeout=RETURN_TIMEOUT_S)
+            except RayActorError:  # how Ray answers a call that ended its actor
+                slot = self._working[actor]
                 tell("returned", slot=slot, returned_at=time.time(), chunks=self._chunks[slot])
 
 
