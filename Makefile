@@ -1,0 +1,64 @@
+# FlexFloor. `make help` lists the targets.
+#   make setup ACCEL=gpu     instead of the detected accelerator (cpu or gpu)
+#   make setup VENV=elsewhere PYTHON=python3.11
+
+PYTHON ?= python3.11
+VENV   ?= .venv
+ACCEL  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU && echo gpu || echo cpu)
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.flexfloor-$(ACCEL)
+PYTEST := $(BIN)/python -m pytest
+# A suite that hangs is ended, and killed if it does not end by itself.
+LIMIT  := timeout --kill-after=20
+# Tests start their own Ray clusters, without tokens, usage reports or access logs.
+export RAY_AUTH_MODE = disabled
+export RAY_USAGE_STATS_ENABLED = 0
+export RAY_SERVE_LOG_TO_STDERR = 0
+export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO = 0
+
+ifeq ($(filter $(ACCEL),cpu gpu),)
+$(error ACCEL is "$(ACCEL)"; it must be cpu or gpu)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo demo-short test test-long check format bench
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Create the virtual environment and install everything (once per pyproject.toml)
+
+# torch comes first and pinned, so that no other package chooses its build.
+$(STAMP): pyproject.toml deploy/setup_check.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --editable ".[$(ACCEL),dev]"
+	$(BIN)/python deploy/setup_check.py
+	rm -f $(VENV)/.flexfloor-*
+	touch $@
+
+demo: setup ## Replay a recorded rollout statically and elastically; ends by itself
+	$(BIN)/flexfloor demo --json out/demo.json --out out
+
+demo-short: setup ## The same with few and short samples
+	$(BIN)/flexfloor demo --short --json out/demo.json --out out
+
+check: setup ## Lint, format, types and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## Rewrite the sources as `check` wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: check ## Checks, then all tests but the long ones
+	$(LIMIT) 1500 $(PYTEST) -m "not long and not gpu" \
+	  tests/unit tests/engine tests/cluster tests/service tests/deploy
+
+test-long: setup ## The long tests (tens of minutes)
+	$(LIMIT) 3600 $(PYTEST) -m "long" tests
+
+bench: setup ## Run the benchmark scenarios
+	$(BIN)/python -m benchmarks

@@ -1,0 +1,123 @@
+"""The native dialect: what a caller sends to ``POST /v1/rollouts`` and what comes back.
+
+Unknown fields and wrong types are errors: a setting that is ignored would be noticed late.
+Limits that depend on the model or on the settings are checked in ``service.native``.
+Answers carry the coordinator's records (``actors.rollout_api``) under their own names.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from actors.rollout_api import RolloutStatus, SampleResult
+
+PROMPT_KINDS = ("text", "ids")
+MAX_TOKENS_LIMIT = 1 << 24  # far above any context; keeps sums within 64 bits
+MAX_STOP_TOKEN_IDS = 256
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+def _prompt_kind(prompt: Any) -> str | None:
+    if isinstance(prompt, str):
+        return "text"
+    return "ids" if isinstance(prompt, list) else None
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")],
+    Discriminator(
+        _prompt_kind,
+        custom_error_type="prompt_kind",
+        custom_error_message="a prompt is a text or a list of token ids",
+    ),
+]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
+
+
+class SamplingBody(Body):
+    """How the tokens of a response are drawn."""
+
+    max_tokens: int = Field(ge=1, le=MAX_TOKENS_LIMIT)
+    """Bound on the response, in tokens."""
+    temperature: float = Field(default=1.0, ge=0, le=100, allow_inf_nan=False)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
+    """Keep the fewest tokens whose probabilities sum up to this."""
+    top_k: int = Field(default=0, ge=0, lt=1 << 31)
+    """Keep the most likely tokens; 0 keeps all."""
+    stop_token_ids: list[TokenId] = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
+    """The response ends with the first of these, which it contains."""
+    ignore_eos: bool = False
+    """Go on behind the model's end-of-sequence token."""
+
+
+class RolloutBody(Body):
+    """A batch of prompts, each to be answered ``n`` times."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "prompts": ["What is 2 + 2?", [72, 105]],
+                    "n": 4,
+                    "sampling": {"max_tokens": 256, "temperature": 1.0},
+                    "seed": 7,
+                    "stream": True,
+                }
+            ]
+        }
+    )
+
+    prompts: list[Prompt] = Field(min_length=1)
+    """Texts or lists of token ids."""
+    n: int = Field(default=1, ge=1)
+    """Responses per prompt."""
+    sampling: SamplingBody
+    """Of all samples."""
+    seed: int | None = Field(default=None, ge=0, lt=1 << 63)
+    """Every sample's noise derives from it. Drawn, and named in the answer, if absent."""
+    stream: bool = False
+    """Answer with a line of JSON per finished sample, instead of all of them at the end."""
+    id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")
+    """Names the rollout. The same id with the same content joins the running rollout."""
+    strategy: Literal["elastic", "static"] = "elastic"
+    """``static`` places contiguous chunks and releases nobody: the baseline to compare with."""
+    abort_on_disconnect: bool = True
+    """End the rollout when the last client that follows it has gone. Only the request that
+    created the rollout decides this; set it to false for clients that reconnect."""
+    sample_samplings: list[list[SamplingBody]] | None = None
+    """Replays only: the sampling of each sample, per prompt; overrides ``sampling``."""
+    replay_stop_tokens: list[list[int]] | None = None
+    """Replays only: recorded lengths in tokens, per prompt and sample. The engine ends each
+    response there; dispatch and planning never see them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleAnswer(SampleResult):
+    """A sample; ``text`` is decoded from its token ids, or null without a tokenizer."""
+
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutAnswer:
+    """A rollout and some of its samples.
+
+    Attributes:
+        samples: ended ones in the order in which they ended; an abort's answer has the
+            unfinished ones with what they have.
+        cursor: ask for samples after it to get the next ones.
+        done: nothing more will come behind ``cursor``.
+    """
+
+    rollout: RolloutStatus
+    samples: tuple[SampleAnswer, ...] = ()
+    cursor: int = 0
+    done: bool = False
