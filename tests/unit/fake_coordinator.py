@@ -1,0 +1,200 @@
+"""A coordinator whose samples end when the test says so."""
+
+import asyncio
+
+from actors.rollout_api import (
+    FinishedBatch,
+    Health,
+    OperationStatus,
+    RolloutRequest,
+    RolloutState,
+    RolloutStatus,
+    RolloutUsage,
+    SampleResult,
+    ServedModel,
+    WorkerStatus,
+)
+from placement.errors import RequestError, UnknownIdError
+from placement.ids import Generation, RolloutId, WorkerId, make_sample_id
+from placement.membership import Phase
+from placement.samples import FinishReason, derive_sample_seed
+
+MODEL = ServedModel(
+    path="/models/fake", vocab_size=512, max_model_len=100, exact=True, eos_token_ids=(256,)
+)
+USAGE = RolloutUsage(
+    span_s=2.0,
+    occupied_worker_s=5.0,
+    freed_worker_s=3.0,
+    used_worker_s=1.0,
+    not_yet_leased_worker_s=0.0,
+    peak_slots=4,
+    occupied_worker_steps=40,
+    steps=12,
+)
+
+
+class FakeCoordinator:
+    """Honours ``CoordinatorPort``. ``auto_finish``: samples end as soon as they are accepted."""
+
+    def __init__(self, *, auto_finish: bool = True) -> None:
+        self.auto_finish = auto_finish
+        self.requests: dict[RolloutId, RolloutRequest] = {}
+        self.ended: dict[RolloutId, list[SampleResult]] = {}
+        self.aborted: list[RolloutId] = []
+        self.submitted = 0
+        self.healthy = True
+        self.submit_error: Exception | None = None
+        self.results_error: Exception | None = None
+        self._changed = asyncio.Condition()
+
+    async def served_model(self) -> ServedModel:
+        return MODEL
+
+    async def submit(self, request: RolloutRequest) -> RolloutStatus:
+        self.submitted += 1
+        if self.submit_error is not None:
+            raise self.submit_error
+        before = self.requests.get(request.rollout_id)
+        if before is not None and before != request:
+            raise RequestError("this id belongs to another rollout", field="id")
+        if before is None:
+            self.requests[request.rollout_id] = request
+            self.ended[request.rollout_id] = []
+            if self.auto_finish:
+                await self.finish(request.rollout_id, self._total(request.rollout_id))
+        return await self.status(request.rollout_id)
+
+    def _total(self, rollout_id: RolloutId) -> int:
+        request = self.requests[rollout_id]
+        return len(request.prompts) * request.num_samples
+
+    def _result(self, rollout_id: RolloutId, number: int, reason: FinishReason) -> SampleResult:
+        request = self.requests[rollout_id]
+        prompt, sample = divmod(number, request.num_samples)
+        return SampleResult(
+            sample_id=make_sample_id(rollout_id, prompt, sample),
+            prompt_index=prompt,
+            sample_index=sample,
+            seed=derive_sample_seed(request.seed, prompt, sample),
+            token_ids=(104, 105),
+            logprobs=(-0.5, -0.25),
+            finish_reason=reason,
+            worker_ids=(WorkerId(1),),
+        )
+
+    async def finish(self, rollout_id: RolloutId, count: int) -> None:
+        async with self._changed:
+            done = len(self.ended[rollout_id])
+            self.ended[rollout_id] += [
+                self._result(rollout_id, n, FinishReason.STOP) for n in range(done, done + count)
+            ]
+            self._changed.notify_all()
+
+    async def status(self, rollout_id: RolloutId) -> RolloutStatus:
+        if rollout_id not in self.requests:
+            raise UnknownIdError(f"no rollout {rollout_id}", field="rollout_id")
+        request = self.requests[rollout_id]
+        total, ended = self._total(rollout_id), len(self.ended[rollout_id])
+        state = RolloutState.FINISHED if ended == total else RolloutState.RUNNING
+        if rollout_id in self.aborted:
+            state = RolloutState.ABORTED
+        return RolloutStatus(
+            rollout_id=rollout_id,
+            state=state,
+            strategy=request.strategy,
+            seed=request.seed,
+            num_samples=total,
+            num_ended=ended,
+            num_queued=0,
+            num_running=total - ended,
+            response_tokens=2 * ended,
+            num_moved=0,
+            accepted_at=1.0,
+            ended_at=3.0 if ended == total else None,
+            waiting_for="",
+            usage=USAGE,
+        )
+
+    async def results(
+        self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int
+    ) -> FinishedBatch:
+        if self.results_error is not None:
+            raise self.results_error
+        await self.status(rollout_id)
+        ended = self.ended[rollout_id]
+        try:
+            async with asyncio.timeout(wait_s), self._changed:
+                await self._changed.wait_for(
+                    lambda: len(ended) > cursor or len(ended) == self._total(rollout_id)
+                )
+        except TimeoutError:
+            pass
+        page = tuple(ended[cursor : cursor + limit])
+        end = cursor + len(page)
+        return FinishedBatch(page, end, done=end == self._total(rollout_id))
+
+    async def abort(self, rollout_id: RolloutId) -> FinishedBatch:
+        await self.status(rollout_id)
+        self.aborted.append(rollout_id)
+        ended = self.ended[rollout_id]
+        async with self._changed:
+            partials = tuple(
+                self._result(rollout_id, n, FinishReason.ABORT)
+                for n in range(len(ended), self._total(rollout_id))
+            )
+            ended += partials
+            self._changed.notify_all()
+        return FinishedBatch(partials, len(ended), done=True)
+
+    async def workers(self) -> list[WorkerStatus]:
+        return [
+            WorkerStatus(
+                worker_id=WorkerId(1),
+                state="decoding",
+                rank=0,
+                experts=(0, 1),
+                node_id="n1",
+                slot="GPU:0",
+                running=1,
+                kv_used_tokens=10,
+                kv_capacity_tokens=100,
+                steps=7,
+                leased_at=1.0,
+                pid=4242,
+            )
+        ]
+
+    async def operations(self) -> list[OperationStatus]:
+        return [
+            OperationStatus(
+                generation=Generation(2),
+                old_members=(WorkerId(1), WorkerId(2)),
+                new_members=(WorkerId(1),),
+                reason="consolidate",
+                explanation="2 samples fit on 1 worker",
+                phase=Phase.DONE,
+                error="",
+                started_at=1.0,
+                ended_at=2.0,
+                finished_ratio_at_start=0.5,
+                pause_s=0.1,
+                first_step_s=0.2,
+                gap_s=0.3,
+            )
+        ]
+
+    async def health(self) -> Health:
+        return Health(
+            healthy=self.healthy,
+            detail="decoding" if self.healthy else "no step for 61.0 s with 3 samples open",
+            last_step_age_s=0.1 if self.healthy else 61.0,
+            workers=1,
+            wanted_workers=1,
+        )
+
+    async def metrics_text(self) -> bytes:
+        return b"# TYPE flexfloor_tokens_total counter\nflexfloor_tokens_total 3.0\n"
+
+    async def shutdown(self) -> None:
+        self.healthy = False
