@@ -1,0 +1,97 @@
+"""The report as the demo prints it at its end."""
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.demo.report import DemoReport, Reconfiguration, ReplayFigures
+
+ROWS: tuple[tuple[str, str, str], ...] = (
+    ("tokens per occupied worker-step", "tokens_per_occupied_worker_step", ".2f"),
+    ("tokens per occupied worker-second", "tokens_per_occupied_worker_s", ".1f"),
+    ("throughput, tokens/s", "throughput_tokens_per_s", ".1f"),
+    ("makespan, s", "makespan_s", ".1f"),
+    ("response tokens", "response_tokens", "d"),
+    ("lockstep steps", "steps", "d"),
+    ("occupied worker-steps", "occupied_worker_steps", "d"),
+    ("occupied worker-seconds", "occupied_worker_s", ".1f"),
+    ("freed worker-seconds", "freed_worker_s", ".1f"),
+    ("of them used by the other job", "used_worker_s", ".1f"),
+)
+
+
+def print_summary(report: DemoReport, console: Console) -> None:
+    """Both replays side by side, the changes of the group, the promises."""
+    console.print(_replays(report))
+    console.print(_changes(report))
+    comparison = report.comparison
+    console.print(
+        f"{comparison.samples_compared} samples compared: tokens "
+        f"{'identical' if comparison.identical_tokens else 'DIFFER'}, largest logprob difference "
+        f"{comparison.max_abs_logprob_diff}; {report.moved_samples} samples moved, "
+        f"{report.uneven_maps} uneven expert maps."
+    )
+    regrown = report.regrown_comparison
+    if regrown is not None:
+        console.print(
+            f"Grown back to {report.regrown_workers} workers: {regrown.samples_compared} samples "
+            f"compared with the static run as far as they go: tokens "
+            f"{'identical' if regrown.identical_tokens else 'DIFFER'}, largest logprob difference "
+            f"{regrown.max_abs_logprob_diff}."
+        )
+    console.print(f"Slots: {report.machine.accelerators}. {report.caveat}")
+    for promise in report.broken_promises:
+        console.print(f"[red]broken promise:[/red] {promise}", highlight=False)
+    if not report.broken_promises:
+        console.print("Every promise held.")
+
+
+def _replays(report: DemoReport) -> Table:
+    table = Table(title="The same samples, twice")
+    for column in ("", "static", "elastic", "elastic / static"):
+        table.add_column(column, justify="left" if not column else "right")
+    for title, field, layout in ROWS:
+        static, elastic = _value(report.static, field), _value(report.elastic, field)
+        ratio = f"{elastic / static:.2f}" if static else "-"
+        table.add_row(title, format(static, layout), format(elastic, layout), ratio)
+    return table
+
+
+def _value(figures: ReplayFigures, field: str) -> float:
+    value: float = getattr(figures, field)
+    return value
+
+
+def _changes(report: DemoReport) -> Table:
+    table = Table(title="Changes of the group (pause and gap: what decoding samples felt)")
+    for column in (
+        "at s",
+        "workers",
+        "reason",
+        "ended before",
+        "pause ms",
+        "gap ms",
+        "moved",
+        "experts per worker",
+        "slot used by the other job",
+    ):
+        table.add_column(column, justify="right")
+    for change in (*report.reconfigurations, *report.regrowth):
+        table.add_row(*_change_row(change))
+    return table
+
+
+def _change_row(change: Reconfiguration) -> tuple[str, ...]:
+    borrowed = ", ".join(
+        f"{release.slot} after {release.release_to_borrowed_s:.1f} s" for release in change.borrowed
+    )
+    return (
+        f"{change.at_s:.1f}",
+        f"{change.workers_from} -> {change.workers_to}",
+        change.reason if change.phase == "done" else f"{change.reason} ({change.phase})",
+        f"{change.finished_ratio_at_start:.0%}",
+        f"{change.pause_ms:.0f}",
+        f"{change.gap_ms:.0f}",
+        str(change.moved_samples),
+        " ".join(map(str, change.experts_per_worker)),
+        borrowed or "-",
+    )
