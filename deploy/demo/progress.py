@@ -25,7 +25,7 @@ class Progress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._started_s = time.monotonic()
-        self._phase = ""
+        self.current_phase = ""
         self._shown: dict[int, bool] = {}
         self._plain_line_due_s = 0.0
         self._live = Live(
@@ -48,9 +48,12 @@ class Progress:
 
     def phase(self, what: str) -> None:
         """Say what begins now."""
-        self._phase = what
+        self.current_phase = what
         self._plain_line_due_s = 0.0
-        self._print(what)
+        self.say(what)
+
+    def say(self, text: str) -> None:
+        self._console.print(Text(f"{self._clock()}  {text}"))
 
     def observe(self, seen: Observation) -> None:
         for operation in seen.operations:
@@ -58,7 +61,7 @@ class Progress:
         states = Counter(worker.state for worker in seen.workers)
         workers = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         samples = f"{seen.num_ended}/{seen.num_samples} samples, " if seen.num_samples else ""
-        line = f"{self._clock()}  {self._phase}: {samples}workers: {workers or 'none'}"
+        line = f"{self._clock()}  {self.current_phase}: {samples}workers: {workers or 'none'}"
         if self._console.is_terminal:
             self._live.update(Text(line))
         elif time.monotonic() >= self._plain_line_due_s:
@@ -73,17 +76,14 @@ class Progress:
         self._shown[operation.generation] = ended
         widths = f"{len(operation.old_members)} -> {len(operation.new_members)} workers"
         if first_time:
-            self._print(f"decision: {widths} ({operation.reason}): {operation.explanation}")
+            self.say(f"decision: {widths} ({operation.reason}): {operation.explanation}")
         if ended:
-            self._print(
+            self.say(
                 f"  {widths} {operation.phase}: pause {operation.pause_s * 1e3:.0f} ms, "
                 f"{len(operation.moved_samples)} samples moved, experts per worker "
                 f"{list(operation.experts_per_worker)}"
                 + (f", error: {operation.error}" if operation.error else "")
             )
-
-    def _print(self, text: str) -> None:
-        self._console.print(Text(f"{self._clock()}  {text}"))
 
     def _clock(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self._started_s), 60)

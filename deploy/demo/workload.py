@@ -31,7 +31,6 @@ class Workload:
 
     trace: Trace
     max_tokens: int
-    max_samples_per_worker: int
     vocab_size: int
 
     @property

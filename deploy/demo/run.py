@@ -1,0 +1,87 @@
+"""The demo from its start to its end: set the stage, perform, judge, show."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from actors.settings import GroupSettings, ModelSettings
+from deploy.config import FlexFloorConfig
+from deploy.demo.acts import perform
+from deploy.demo.picture import draw
+from deploy.demo.plan import NUM_SLOTS, DemoPlan, plan_demo
+from deploy.demo.progress import Progress
+from deploy.demo.promises import judge
+from deploy.demo.report import DemoReport
+from deploy.demo.stage import free_port, set_stage
+from deploy.demo.summary import print_summary
+from deploy.demo.trace import load_trace
+from deploy.demo.workload import Workload, kv_memory_bytes, read_model_config
+from deploy.make_model import make_model
+from service.settings import ServiceSettings
+
+PICTURE_NAME, MODEL_NAME, BORROWER_LOG_NAME = "demo.png", "model", "borrower.log"
+
+
+def run_demo(
+    json_path: Path | None, out_dir: Path, short: bool, console: Console | None = None
+) -> DemoReport:
+    """Run it, write picture and JSON, print the summary. Everything that it started has ended
+    when it returns or raises, Ctrl-C included.
+
+    Raises:
+        ConfigError: the checkout lacks the trace, or has another one.
+        UnavailableError: a part did not start, or did not answer within its bound.
+    """
+    console = console or Console()
+    plan = plan_demo(load_trace(), short)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    model_dir = out_dir / MODEL_NAME
+    if not (model_dir / "config.json").is_file():
+        make_model(model_dir)
+    workload = _workload(plan, model_dir)
+    with Progress(console) as progress:
+        progress.phase(f"starting Ray, {NUM_SLOTS} workers and the HTTP service")
+        with set_stage(_config(plan, workload, model_dir), NUM_SLOTS, progress.say) as stage:
+            progress.phase(f"slots: {stage.slots}; service at {stage.url}")
+            records = asyncio.run(
+                perform(stage, plan, workload, out_dir / BORROWER_LOG_NAME, progress)
+            )
+            progress.phase("shutting everything down")
+    report = judge(records)
+    draw(records, out_dir / PICTURE_NAME)
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n")
+    print_summary(report, console)
+    console.print(f"picture: {out_dir / PICTURE_NAME}")
+    return report
+
+
+def _workload(plan: DemoPlan, model_dir: Path) -> Workload:
+    vocab_size = int(read_model_config(model_dir)["vocab_size"])
+    return Workload(plan.trace, plan.max_tokens, vocab_size)
+
+
+def _config(plan: DemoPlan, workload: Workload, model_dir: Path) -> FlexFloorConfig:
+    kv_bytes = kv_memory_bytes(
+        read_model_config(model_dir),
+        NUM_SLOTS,
+        plan.max_samples_per_worker,
+        workload.max_sample_tokens,
+    )
+    return FlexFloorConfig(
+        model=ModelSettings(
+            path=str(model_dir.resolve()), max_model_len=workload.max_sample_tokens
+        ),
+        group=GroupSettings(
+            max_workers=NUM_SLOTS,
+            max_samples_per_worker=plan.max_samples_per_worker,
+            kv_memory_bytes=kv_bytes,
+            # After the last sample the group wants its slots back, as soon as they are free.
+            idle_workers="all",
+        ),
+        service=ServiceSettings(port=free_port()),
+        namespace="flexfloor-demo",
+    )
