@@ -1,0 +1,72 @@
+"""The coordinator as other processes see it: ``CoordinatorPort`` over its actor.
+
+Works from any Ray job. A coordinator that is being restarted or does not answer is
+``UnavailableError``: ask again, all calls are safe to repeat.
+"""
+
+from typing import Any
+
+from ray.actor import ActorHandle
+
+from actors.ray_answers import await_answer
+from actors.rollout_api import (
+    FinishedBatch,
+    Health,
+    OperationStatus,
+    RolloutRequest,
+    RolloutStatus,
+    ServedModel,
+    WorkerStatus,
+)
+from placement.errors import UnavailableError
+from placement.ids import RolloutId
+
+_CALL_TIMEOUT_S = 60.0  # calls take milliseconds, but one that meets a restart waits for its end
+_SHUTDOWN_TIMEOUT_S = 120.0  # workers leave in order before they are killed
+
+
+class CoordinatorClient:
+    """``CoordinatorPort``; pickles, so it can be handed to other actors."""
+
+    def __init__(self, handle: ActorHandle) -> None:
+        self._handle = handle
+
+    async def served_model(self) -> ServedModel:
+        return await self._call("served_model")
+
+    async def submit(self, request: RolloutRequest) -> RolloutStatus:
+        return await self._call("submit", request)
+
+    async def status(self, rollout_id: RolloutId) -> RolloutStatus:
+        return await self._call("status", rollout_id)
+
+    async def results(
+        self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int
+    ) -> FinishedBatch:
+        bound_s = wait_s + _CALL_TIMEOUT_S
+        return await self._call("results", rollout_id, cursor, wait_s, limit, bound_s=bound_s)
+
+    async def abort(self, rollout_id: RolloutId) -> FinishedBatch:
+        return await self._call("abort", rollout_id)
+
+    async def workers(self) -> list[WorkerStatus]:
+        return await self._call("workers")
+
+    async def operations(self) -> list[OperationStatus]:
+        return await self._call("operations")
+
+    async def health(self) -> Health:
+        return await self._call("health")
+
+    async def metrics_text(self) -> bytes:
+        return await self._call("metrics_text")
+
+    async def shutdown(self) -> None:
+        """Workers and leases end; ``ray_coordinator.shutdown_runtime`` ends the rest too."""
+        await self._call("shutdown", bound_s=_SHUTDOWN_TIMEOUT_S)
+
+    async def _call(self, method: str, *args: Any, bound_s: float = _CALL_TIMEOUT_S) -> Any:
+        ref = getattr(self._handle, method).remote(*args)
+        return await await_answer(
+            ref, bound_s, who="the coordinator", what=method, lost=UnavailableError
+        )

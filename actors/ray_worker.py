@@ -1,0 +1,125 @@
+"""The worker actor: a thin shell around ``actors.member.Member``.
+
+It adds what only Ray knows (node, slot, pid) and ends its process after the member has left.
+Calls that may take long have threads of their own, so that they never block ``submit``.
+"""
+
+import importlib
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from actors.protocol import BuildReport, FinalizeReport, PrepareReport, WorkerReport, WorkerSpec
+from placement.errors import MembershipError
+from placement.ids import Generation, SampleId
+from placement.membership import GroupChange
+from placement.samples import Sample
+
+MEMBER = "actors.member:Member"
+"""Import path of the class that the shell hosts."""
+
+CONCURRENCY_GROUPS = {
+    "events": 2,  # a coordinator that came back must not wait for its predecessor's long poll
+    "control": 4,  # build, prepare, discard, ...: seconds each, and a discard may cut a prepare
+}
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Set before the worker's process starts, for libraries that read it when they are imported."""
+
+CPU_ENVIRONMENT = {
+    # Workers on one machine share its cores: one thread each, which gives the core up when it
+    # waits, and is not bound to the same core as its neighbours.
+    "OMP_NUM_THREADS": "1",
+    "KMP_BLOCKTIME": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+"""More of it, on nodes where Ray detected no accelerator."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """``slot``: the accelerator that Ray assigned ("GPU:2"), or ""."""
+
+    node_id: str
+    slot: str
+    pid: int
+
+
+class WorkerShell:
+    """What runs in the worker's process.
+
+    Args:
+        member: import path ("module:Class") of what it hosts; imported by ``build``.
+    """
+
+    def __init__(self, member: str) -> None:
+        self._member_path = member
+        self._member: Any = None
+
+    def place(self) -> WorkerPlace:
+        context = ray.get_runtime_context()
+        slots = [
+            f"{kind}:{','.join(ids)}" for kind, ids in context.get_accelerator_ids().items() if ids
+        ]
+        return WorkerPlace(context.get_node_id(), " ".join(slots), os.getpid())
+
+    @ray.method(concurrency_group="control")
+    def build(self, spec: WorkerSpec) -> BuildReport:
+        module, _, name = self._member_path.partition(":")
+        self._member = getattr(importlib.import_module(module), name)(spec)
+        report: BuildReport = self._member.build()
+        place = self.place()
+        return replace(report, node_id=place.node_id, slot=place.slot, pid=place.pid)
+
+    @ray.method(concurrency_group="control")
+    def start(self) -> None:
+        self._built().start()
+
+    def submit(self, samples: list[Sample]) -> None:
+        self._built().submit(samples)
+
+    def cancel(self, sample_ids: list[SampleId]) -> None:
+        self._built().cancel(sample_ids)
+
+    @ray.method(concurrency_group="events")
+    def collect(self, acknowledged: int, wait_s: float) -> WorkerReport:
+        return self._built().collect(acknowledged, wait_s)
+
+    @ray.method(concurrency_group="control")
+    def prepare(self, change: GroupChange) -> PrepareReport:
+        return self._built().prepare(change)
+
+    @ray.method(concurrency_group="control")
+    def discard(self, generation: Generation) -> None:
+        self._built().discard(generation)
+
+    @ray.method(concurrency_group="control")
+    def switch(self, generation: Generation) -> None:
+        self._built().switch(generation)
+
+    @ray.method(concurrency_group="control")
+    def finalize(self, generation: Generation) -> FinalizeReport:
+        return self._built().finalize(generation)
+
+    @ray.method(concurrency_group="control")
+    def rollback(self, generation: Generation) -> None:
+        self._built().rollback(generation)
+
+    @ray.method(concurrency_group="control")
+    def leave(self) -> None:
+        """Does not return: the caller sees this actor end."""
+        if self._member is not None:
+            self._member.leave()
+        # Not exit_actor: that waits for calls in flight, such as the coordinator's long poll.
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+    def _built(self) -> Any:
+        if self._member is None:
+            raise MembershipError("this worker has not been built; call build first")
+        return self._member
