@@ -6,8 +6,9 @@ it at once. Nothing is changed on the way: the tree is what was written plus def
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -31,14 +32,17 @@ class FlexFloorConfig(RuntimeSettings):
         return RuntimeSettings(**{name: getattr(self, name) for name in names})
 
 
-def load_config(path: Path | None, overrides: Sequence[str] = ()) -> FlexFloorConfig:
-    """Read the file, apply the overrides, check.
+def load_config(
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    values: Mapping[str, Any] = MappingProxyType({}),
+) -> FlexFloorConfig:
+    """Read the tree (see ``read_tree``) and check it.
 
     Raises:
         ConfigError: if several settings are wrong, its message lists them all.
     """
-    tree = read_tree(path, overrides)
-    config, errors = check_tree(tree)
+    config, errors = check_tree(read_tree(path, overrides, values))
     if config is not None and not errors:
         return config
     if len(errors) == 1:
@@ -47,14 +51,22 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> FlexFloorCo
     raise ConfigError(f"{len(errors)} settings are wrong:{listed}")
 
 
-def read_tree(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The tree as written, before it is checked.
+def read_tree(
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    values: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """The tree as written, before it is checked: the file, then each ``--set``, then ``values``
+    (dotted names; what the command line has options for).
 
     Raises: ConfigError.
     """
     tree = {} if path is None else _read_yaml(path)
     for override in overrides:
-        _apply(tree, override)
+        name, value = _read_override(override)
+        _put(tree, name, value)
+    for name, value in values.items():
+        _put(tree, name, value)
     return tree
 
 
@@ -96,14 +108,17 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
+def _read_override(override: str) -> tuple[str, Any]:
     name, equals, text = override.partition("=")
     if not equals or not all(name.split(".")):
         raise ConfigError(f"cannot read --set {override!r}; write it as section.name=value")
     try:
-        value = yaml.load(text, _UniqueKeyLoader)
+        return name, yaml.load(text, _UniqueKeyLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{text!r} is not a YAML value: {error}", field=name) from error
+
+
+def _put(tree: dict[str, Any], name: str, value: Any) -> None:
     *parents, last = name.split(".")
     section = tree
     for parent in parents:

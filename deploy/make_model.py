@@ -8,7 +8,7 @@ nothing, but they vary: weights are scaled so that a greedy response is not one 
 import json
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ CHAT_TEMPLATE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: the command line reads the defaults from the class
 class ModelShape:
     """Sizes, under the command line's names. About 4 million parameters by default."""
 
@@ -49,9 +49,9 @@ class ModelShape:
 
     def check(self) -> None:
         """Raises: ConfigError."""
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"is {getattr(self, name)}; it must be at least 1", field=name)
+        for name, size in asdict(self).items():
+            if size < 1:
+                raise ConfigError(f"is {size}; it must be at least 1", field=name)
         if self.top_k > self.experts:
             raise ConfigError(
                 f"is {self.top_k}, above experts = {self.experts}; lower it", field="top_k"

@@ -1,0 +1,96 @@
+"""``flexfloor serve``: cluster, runtime and HTTP service, from their start to their end.
+
+What was started is ended in reverse order, whether the end is Ctrl-C, SIGTERM or an error
+halfway through the start.
+"""
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+from actors.ray_coordinator import launch, shutdown_runtime
+from deploy import application
+from deploy.cluster import ray_cluster
+from deploy.config import FlexFloorConfig
+from placement.errors import ConfigError
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def serve_until_signal(
+    config: FlexFloorConfig,
+    address: str | None,
+    ready: Callable[[str], None],
+    say: Callable[[str], None],
+) -> None:
+    """Serve until a stop signal.
+
+    Args:
+        ready: told one line, once requests can be decoded.
+        say: told what is being waited for.
+
+    Raises: FlexFloorError.
+    """
+    check_port(config.service.host, config.service.port)
+    with ExitStack() as started:
+        started.enter_context(
+            ray_cluster(
+                address, config.namespace, config.lease.resources, config.group.max_workers, say
+            )
+        )
+        started.enter_context(stop_signals_interrupt())  # Ray has set handlers of its own
+        try:
+            # Not before: a launch that is refused must not end the runtime that is there.
+            coordinator = launch(config.runtime, say=say)
+            started.callback(shutdown_runtime, config.namespace, say=say)
+            started.callback(application.stop)
+            url = application.run(config)
+            workers = asyncio.run(coordinator.health()).workers
+            ready(f"FlexFloor serves {config.model.path} on {workers} workers at {url}")
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            say("ending the HTTP service, workers and leases")
+        finally:
+            ignore_stop_signals()
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises: ConfigError, before minutes of start-up end in a proxy that cannot listen."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"is {port}, but {host}:{port} cannot be listened on ({error.strerror}); "
+                "choose another port",
+                field="service.port",
+            ) from error
+
+
+def ignore_stop_signals() -> None:
+    """The end is on its way; a second Ctrl-C must not leave half of it behind."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def stop_signals_interrupt() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt as Ctrl-C does; afterwards the old handlers are back."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before: dict[signal.Signals, Any] = {
+        number: signal.signal(number, interrupt) for number in STOP_SIGNALS
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
