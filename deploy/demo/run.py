@@ -43,7 +43,7 @@ def run_demo(
     workload = _workload(plan, model_dir)
     with Progress(console) as progress:
         progress.phase(f"starting Ray, {NUM_SLOTS} workers and the HTTP service")
-        with set_stage(_config(plan, workload, model_dir), NUM_SLOTS, progress.say) as stage:
+        with set_stage(_config(plan, workload, model_dir), progress.say) as stage:
             progress.phase(f"slots: {stage.slots}; service at {stage.url}")
             records = asyncio.run(
                 perform(stage, plan, workload, out_dir / BORROWER_LOG_NAME, progress)

@@ -4,27 +4,20 @@ One context manager starts them in that order and ends them in the other, whatev
 between. SIGTERM counts as Ctrl-C while it is open.
 """
 
-import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import FrameType
 
 import ray
-from ray import serve
 
 from actors.ray_coordinator import launch, shutdown_runtime
 from deploy import application
+from deploy.cluster import ray_cluster
 from deploy.config import FlexFloorConfig
 from deploy.demo.machine import gpu_names
-
-OBJECT_STORE_BYTES = 200 << 20
-"""Nothing large goes through Ray's object store."""
-
-MIN_CPUS = 4
-"""Logical CPUs of the cluster: nothing may wait for one on a machine with fewer cores."""
+from deploy.serving import ignore_stop_signals, stop_signals_interrupt
+from placement.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,38 +36,29 @@ class Stage:
 
 
 @contextmanager
-def set_stage(
-    config: FlexFloorConfig, num_slots: int, say: Callable[[str], None]
-) -> Iterator[Stage]:
-    """Logical slots unless the machine has as many GPUs: Ray schedules and numbers either.
+def set_stage(config: FlexFloorConfig, say: Callable[[str], None]) -> Iterator[Stage]:
+    """One slot per worker: GPUs, or logical ones where there are none.
 
     Raises:
-        FlexFloorError: the runtime did not start.
+        ConfigError: the machine has GPUs, but too few.
+        FlexFloorError: a part did not start.
     """
-    gpus = gpu_names()
-    logical = len(gpus) < num_slots
-    slots = (
-        f"{num_slots} logical slots, numbered and scheduled by Ray, on shared cores (no GPUs)"
-        if logical
-        else f"{num_slots} of {len(gpus)} x {gpus[0]}"
-    )
+    slots = _describe_slots(config.group.max_workers)
     with ExitStack() as ends:
-        ends.callback(ray.shutdown)
-        ray.init(
-            address="local",
-            num_gpus=num_slots,
-            num_cpus=max(MIN_CPUS, os.cpu_count() or 1),
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=OBJECT_STORE_BYTES,
+        ends.enter_context(
+            ray_cluster(
+                None, config.namespace, config.lease.resources, config.group.max_workers, say
+            )
         )
-        # After ray.init, which installs a handler of its own.
-        ends.enter_context(_termination_as_interrupt())
-        ends.callback(shutdown_runtime, config.namespace, say=say)
-        launch(config.runtime, say=say)
-        ends.callback(serve.shutdown)
-        url = application.run(config)
-        yield Stage(ray.get_runtime_context().gcs_address, url, slots)
+        ends.enter_context(stop_signals_interrupt())
+        try:
+            launch(config.runtime, say=say)
+            ends.callback(shutdown_runtime, config.namespace, say=say)
+            ends.callback(application.stop)
+            url = application.run(config)
+            yield Stage(ray.get_runtime_context().gcs_address, url, slots)
+        finally:
+            ignore_stop_signals()
 
 
 def free_port() -> int:
@@ -84,13 +68,14 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    def interrupt(_: int, __: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _describe_slots(count: int) -> str:
+    gpus = gpu_names()
+    if not gpus:
+        return f"{count} logical ones, scheduled and numbered by Ray, on shared cores (no GPU here)"
+    if len(gpus) < count:
+        raise ConfigError(
+            f"the demo needs {count} slots, and this machine has {len(gpus)} GPUs; "
+            "run it where there are as many, or none",
+            field="group.max_workers",
+        )
+    return f"{count} of {len(gpus)} x {gpus[0]}"

@@ -35,9 +35,12 @@ def wait_for(borrowing: Borrowing, event: str, count: int) -> None:
 
 
 def assert_gone(pid: int) -> None:
-    if psutil.pid_exists(pid):
-        _, alive = psutil.wait_procs([psutil.Process(pid)], timeout=10)
-        assert not alive
+    try:
+        process = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return
+    _, alive = psutil.wait_procs([process], timeout=10)
+    assert not alive
 
 
 @pytest.mark.timeout(120)
