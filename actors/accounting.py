@@ -22,6 +22,18 @@ from placement.ids import RolloutId
 _NS = 1_000_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class SlotTotals:
+    """All rollouts together, since the ledger was begun."""
+
+    occupied_worker_s: float
+    freed_worker_s: float
+    used_worker_s: float
+    worker_steps: int
+    steps: int
+    leased: int
+
+
 @dataclass(slots=True)
 class _Account:
     """One rollout's sums, in slot-nanoseconds; ``own_ns`` is the integral of its share."""
@@ -43,11 +55,11 @@ class LeaseLedger:
 
     def __init__(self, now: float) -> None:
         self.leased = 0
-        self.steps = 0
-        self.worker_steps = 0
-        self.occupied_ns = 0
-        self.freed_ns = 0
-        self.used_ns = 0
+        self._steps = 0
+        self._worker_steps = 0
+        self._occupied_ns = 0
+        self._freed_ns = 0
+        self._used_ns = 0
         self._used = 0.0
         self._last_ns = round(now * _NS)
         self._accounts: dict[RolloutId, _Account] = {}
@@ -93,8 +105,8 @@ class LeaseLedger:
 
     def step(self, count: int) -> None:
         """The group made ``count`` more steps; each counts once per slot leased now."""
-        self.steps += count
-        self.worker_steps += count * self.leased
+        self._steps += count
+        self._worker_steps += count * self.leased
         self._segment_steps += count
 
     def usage(self, rollout_id: RolloutId, now: float) -> RolloutUsage:
@@ -119,6 +131,17 @@ class LeaseLedger:
             shared_worker_s=shared_ns / _NS,
         )
 
+    def totals(self, now: float) -> SlotTotals:
+        elapsed_ns = max(0, round(now * _NS) - self._last_ns)
+        return SlotTotals(
+            occupied_worker_s=(self._occupied_ns + self.leased * elapsed_ns) / _NS,
+            freed_worker_s=(self._freed_ns + self.freed * elapsed_ns) / _NS,
+            used_worker_s=(self._used_ns + min(self._used, self.freed) * elapsed_ns) / _NS,
+            worker_steps=self._worker_steps,
+            steps=self._steps,
+            leased=self.leased,
+        )
+
     def _share(self, rollout_id: RolloutId) -> tuple[int, int]:
         """Part and whole of the stretch since the last change."""
         whole = sum(self._tokens.get(r, 0) for r in self._open)
@@ -141,9 +164,9 @@ class LeaseLedger:
         now_ns = max(self._last_ns, round(now * _NS))
         elapsed_ns = now_ns - self._last_ns
         freed = self.freed
-        self.occupied_ns += self.leased * elapsed_ns
-        self.freed_ns += freed * elapsed_ns
-        self.used_ns += round(min(self._used, freed) * elapsed_ns)
+        self._occupied_ns += self.leased * elapsed_ns
+        self._freed_ns += freed * elapsed_ns
+        self._used_ns += round(min(self._used, freed) * elapsed_ns)
         for rollout_id, account in self._open.items():
             self._add(account, elapsed_ns, *self._share(rollout_id))
         self._last_ns = now_ns

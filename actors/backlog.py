@@ -1,0 +1,270 @@
+"""All rollouts: what was accepted, what waits, what decodes where, what has ended.
+
+The only writer of the journal: each method appends its entry first and then changes the
+records. Samples wait in arrival order; one that comes back from a worker keeps its order and
+so is at the head.
+"""
+
+from collections.abc import Callable, Collection
+
+from actors.accounting import LeaseLedger
+from actors.journal import Accepted, Bound, Ended, Generated, Journal
+from actors.protocol import Tokens
+from actors.rollout import Rollout, SampleRecord
+from actors.rollout_api import RolloutRequest, Strategy
+from actors.settings import CoordinatorSettings
+from actors.telemetry import Telemetry
+from placement.errors import OverloadedError, RequestError, UnknownIdError
+from placement.ids import RolloutId, SampleId, WorkerId
+from placement.samples import FinishReason, Sample
+
+
+class Backlog:
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        journal: Journal,
+        ledger: LeaseLedger,
+        telemetry: Telemetry,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._journal = journal
+        self._ledger = ledger
+        self._telemetry = telemetry
+        self._clock = clock
+        self._rollouts: dict[RolloutId, Rollout] = {}
+        self._rollout_of: dict[SampleId, Rollout] = {}
+        self._queued: dict[SampleId, SampleRecord] = {}
+        self._running: dict[SampleId, SampleRecord] = {}
+        self._next_order = 0
+
+    def replay(self, make_samples: Callable[[RolloutRequest], tuple[Sample, ...]]) -> None:
+        """Rebuild all rollouts from the journal (before anything else is done here)."""
+        for entry in list(self._journal.entries()):
+            if isinstance(entry, Accepted):
+                self._admit(entry.request, make_samples(entry.request), entry.at)
+                continue
+            record = self._rollouts[entry.rollout_id].records[entry.sample_id]
+            if isinstance(entry, Bound):
+                self._place(record, entry.worker_id, entry.at)
+            elif isinstance(entry, Generated):
+                record.token_ids.extend(entry.token_ids)
+                record.logprobs.extend(entry.logprobs)
+            else:
+                self._finish(record, entry)
+                self._running.pop(entry.sample_id, None)
+
+    # What was accepted
+
+    def find(self, request: RolloutRequest) -> Rollout | None:
+        """The rollout that ``request`` repeats, if it does.
+
+        Raises:
+            RequestError: its id belongs to another request.
+        """
+        known = self._rollouts.get(request.rollout_id)
+        if known is not None and known.request != request:
+            raise RequestError(
+                f"rollout {request.rollout_id} was accepted before with other content; "
+                "choose a new id",
+                field="rollout_id",
+            )
+        return known
+
+    def accept(self, request: RolloutRequest, samples: tuple[Sample, ...]) -> Rollout:
+        """Raises:
+        OverloadedError: too many samples are open.
+        """
+        num_open, limit = self.num_open, self._settings.max_open_samples
+        if num_open + len(samples) > limit:
+            raise OverloadedError(
+                f"{num_open} samples are open and {len(samples)} more would exceed "
+                f"coordinator.max_open_samples = {limit}; wait until some have ended"
+            )
+        now = self._clock()
+        self._journal.append(Accepted(request.rollout_id, request, now))
+        rollout = self._admit(request, samples, now)
+        self._telemetry.accepted.inc(len(samples))
+        self._forget_oldest()
+        return rollout
+
+    def rollout(self, rollout_id: RolloutId) -> Rollout:
+        """Raises: UnknownIdError."""
+        rollout = self._rollouts.get(rollout_id)
+        if rollout is None:
+            raise UnknownIdError(
+                f"no rollout {rollout_id} is known; it was never accepted, or it ended and the "
+                f"{self._settings.max_kept_rollouts} kept ones are newer",
+                field="rollout_id",
+            )
+        return rollout
+
+    def open_rollouts(self) -> list[Rollout]:
+        return [rollout for rollout in self._rollouts.values() if rollout.open]
+
+    def chunk_worker(self) -> dict[SampleId, WorkerId]:
+        """The pinned samples of open static rollouts."""
+        pinned: dict[SampleId, WorkerId] = {}
+        for rollout in self.open_rollouts():
+            pinned.update(rollout.chunk_worker or {})
+        return pinned
+
+    def unpin_static(self) -> None:
+        """The workers of the chunks are gone."""
+        for rollout in self.open_rollouts():
+            rollout.chunk_worker = None
+
+    @property
+    def num_open(self) -> int:
+        return sum(len(r.records) - r.num_ended for r in self._rollouts.values() if r.open)
+
+    @property
+    def any_finished(self) -> bool:
+        """A sample of the open rollouts has ended."""
+        return any(rollout.num_ended for rollout in self.open_rollouts())
+
+    @property
+    def finished_ratio(self) -> float:
+        rollouts = self.open_rollouts()
+        accepted = sum(len(rollout.records) for rollout in rollouts)
+        return sum(rollout.num_ended for rollout in rollouts) / accepted if accepted else 1.0
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queued)
+
+    def queued(self, strategy: Strategy) -> list[SampleRecord]:
+        """Samples that wait, those that came first at the head."""
+        return sorted(
+            (
+                record
+                for sample_id, record in self._queued.items()
+                if self._rollout_of[sample_id].request.strategy is strategy
+            ),
+            key=lambda record: record.order,
+        )
+
+    def running(self) -> list[SampleRecord]:
+        """Samples that take KV on a worker."""
+        return list(self._running.values())
+
+    def running_on(self, worker_id: WorkerId) -> list[SampleRecord]:
+        return [record for record in self._running.values() if record.worker_id == worker_id]
+
+    def record(self, sample_id: SampleId) -> SampleRecord:
+        return self._rollout_of[sample_id].records[sample_id]
+
+    # What happened
+
+    def bind(self, record: SampleRecord, worker_id: WorkerId) -> None:
+        self._journal_place(record, worker_id)
+
+    def add_tokens(self, event: Tokens) -> bool:
+        """Apply a worker's report. False: nobody wants the sample (any more).
+
+        Raises:
+            MembershipError: tokens between the known ones and these are missing.
+        """
+        rollout = self._rollout_of.get(event.sample_id)
+        if rollout is None:
+            return False
+        record = rollout.records[event.sample_id]
+        wanted = record.finish_reason is None
+        if wanted:
+            known = record.news_in(event.start, len(event.token_ids))
+            token_ids, logprobs = event.token_ids[known:], event.logprobs[known:]
+            if token_ids:
+                start = event.start + known
+                self._journal.append(
+                    Generated(rollout.rollout_id, event.sample_id, start, token_ids, logprobs)
+                )
+                record.token_ids.extend(token_ids)
+                record.logprobs.extend(logprobs)
+                self._ledger.tokens(rollout.rollout_id, len(token_ids))
+                self._telemetry.tokens.inc(len(token_ids))
+            if event.finish_reason is not None:
+                self.end(record, event.finish_reason, event.error)
+        if event.finish_reason is not None:
+            self._running.pop(event.sample_id, None)
+        return wanted
+
+    def let_go(self, sample_id: SampleId, worker_id: WorkerId) -> None:
+        """``worker_id`` has let go of a sample: it waits again, unless it has ended or is to."""
+        record = self._running.get(sample_id)
+        if record is None or record.worker_id != worker_id:
+            return
+        self._journal_place(record, None)
+        if record.aborting and record.finish_reason is None:
+            self.end(record, FinishReason.ABORT, "")
+
+    def take_back(self, worker_id: WorkerId) -> None:
+        """Everything that a lost worker had waits again, with the tokens known so far."""
+        for record in self.running_on(worker_id):
+            self.let_go(record.sample.sample_id, worker_id)
+
+    def take_back_strays(self, members: Collection[WorkerId]) -> None:
+        """Samples that were bound to workers of an earlier group wait again."""
+        bound_to = {r.worker_id for r in self._running.values() if r.worker_id is not None}
+        for worker_id in sorted(bound_to.difference(members)):
+            self.take_back(worker_id)
+
+    def end(self, record: SampleRecord, reason: FinishReason, error: str) -> None:
+        sample_id = record.sample.sample_id
+        entry = Ended(
+            self._rollout_of[sample_id].rollout_id, sample_id, reason, error, self._clock()
+        )
+        self._journal.append(entry)
+        self._telemetry.ended.labels(reason).inc()
+        self._finish(record, entry)
+
+    def end_all_open(self, reason: FinishReason, error: str) -> None:
+        for rollout in self.open_rollouts():
+            for record in rollout.unfinished():
+                self.end(record, reason, error)
+
+    def _admit(self, request: RolloutRequest, samples: tuple[Sample, ...], at: float) -> Rollout:
+        rollout = Rollout(request, samples, self._next_order, at)
+        self._next_order += len(samples)
+        self._rollouts[request.rollout_id] = rollout
+        for sample_id, record in rollout.records.items():
+            self._rollout_of[sample_id] = rollout
+            self._queued[sample_id] = record
+        self._ledger.open(request.rollout_id, at)
+        return rollout
+
+    def _journal_place(self, record: SampleRecord, worker_id: WorkerId | None) -> None:
+        sample_id, now = record.sample.sample_id, self._clock()
+        rollout_id = self._rollout_of[sample_id].rollout_id
+        self._journal.append(Bound(rollout_id, sample_id, worker_id, now))
+        self._place(record, worker_id, now)
+
+    def _place(self, record: SampleRecord, worker_id: WorkerId | None, at: float) -> None:
+        record.place(worker_id, at)
+        sample_id = record.sample.sample_id
+        if worker_id is not None:
+            self._queued.pop(sample_id, None)
+            self._running[sample_id] = record
+        else:
+            self._running.pop(sample_id, None)
+            if record.finish_reason is None:
+                self._queued[sample_id] = record
+
+    def _finish(self, record: SampleRecord, entry: Ended) -> None:
+        rollout = self._rollouts[entry.rollout_id]
+        rollout.end(record, entry.finish_reason, entry.error, entry.at)
+        self._queued.pop(entry.sample_id, None)
+        if not rollout.open:
+            self._ledger.end(entry.rollout_id, entry.at)
+
+    def _forget_oldest(self) -> None:
+        """Only ended rollouts that no worker holds anything of are forgotten."""
+        held = {self._rollout_of[sample_id].rollout_id for sample_id in self._running}
+        ended = [r for r in self._rollouts.values() if not r.open and r.rollout_id not in held]
+        surplus = max(0, len(ended) - self._settings.max_kept_rollouts)
+        for rollout in ended[:surplus]:
+            self._journal.forget(rollout.rollout_id)
+            self._ledger.forget(rollout.rollout_id)
+            del self._rollouts[rollout.rollout_id]
+            for sample_id in rollout.records:
+                del self._rollout_of[sample_id]

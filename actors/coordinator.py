@@ -1,0 +1,265 @@
+"""The coordinator: what its callers ask, answered from the records; what it decides is done by
+``actors.steering``.
+
+It runs in one event loop and needs no Ray: workers, leases and memory are ports.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from actors.accounting import LeaseLedger
+from actors.admission import make_samples
+from actors.backlog import Backlog
+from actors.concurrently import each_of, end
+from actors.crew import Crew
+from actors.journal import Journal, MemoryJournal
+from actors.ports import GroupStore, LeasePort, WorkerFactory
+from actors.regularly import regularly
+from actors.rollout import Rollout
+from actors.rollout_api import (
+    FinishedBatch,
+    Health,
+    OperationStatus,
+    RolloutRequest,
+    RolloutStatus,
+    ServedModel,
+    WorkerStatus,
+)
+from actors.roster import Roster
+from actors.settings import RuntimeSettings
+from actors.steering import Steering
+from actors.telemetry import Telemetry
+from placement.dispatch import plan_dispatch
+from placement.errors import RequestError, UnavailableError
+from placement.ids import RolloutId, SampleId, WorkerId
+from placement.release import ReleaseRule, decide_width
+from placement.samples import FinishReason
+from placement.views import DispatchPlan, GroupView
+
+_ABORT_WAIT_S = 10.0  # a worker lets go at its next step boundary; a step is far shorter
+
+
+class Coordinator:
+    """Implements ``actors.rollout_api.CoordinatorPort``.
+
+    Args:
+        clock: wall clock, in seconds since the epoch.
+        journal: where accepted work is remembered; one that outlives the process makes
+            rollouts survive it.
+        dispatch, release_rule: the decisions.
+    """
+
+    def __init__(
+        self,
+        settings: RuntimeSettings,
+        leases: LeasePort,
+        factory: WorkerFactory,
+        store: GroupStore,
+        clock: Callable[[], float] = time.time,
+        *,
+        journal: Journal | None = None,
+        dispatch: Callable[[GroupView], DispatchPlan] = plan_dispatch,
+        release_rule: ReleaseRule = decide_width,
+    ) -> None:
+        self._settings = settings
+        self._factory = factory
+        self._clock = clock
+        self._ledger = LeaseLedger(clock())
+        self._telemetry = Telemetry(lambda: self._ledger.totals(self._clock()))
+        self._crew = Crew(
+            settings, leases, factory, store, Roster(), self._ledger, self._telemetry, clock
+        )
+        journal = journal if journal is not None else MemoryJournal()
+        self._backlog = Backlog(settings.coordinator, journal, self._ledger, self._telemetry, clock)
+        self._steering = Steering(self._crew, self._backlog, dispatch, release_rule)
+        self._served: ServedModel | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Take over what an earlier coordinator left, or found a group; returns when it decodes.
+
+        Raises:
+            LeaseTimeoutError: capacity did not arrive within its bound.
+            ModelRefusedError, ConfigError: the engine cannot serve this.
+            WorkerLostError: a worker ended while it was built.
+        """
+        self._background.append(
+            asyncio.ensure_future(
+                regularly(
+                    self._settings.coordinator.reaper_timeout_s / 3,
+                    "the store did not hear the coordinator's heartbeat",
+                    self._crew.store.heartbeat,
+                )
+            )
+        )
+        self._starting = asyncio.ensure_future(self._start())
+        try:
+            await asyncio.shield(self._starting)
+        except asyncio.CancelledError:
+            if self._closing is None:
+                await end(self._starting)
+                raise
+            raise UnavailableError("the service was shut down while it started") from None
+        except BaseException:
+            await end(*self._background)
+            raise
+
+    async def _start(self) -> None:
+        self._backlog.replay(lambda request: make_samples(request, self._unchecked_model()))
+        await self._steering.start(self._factory)
+        facts = self._crew.capacity.facts
+        self._served = ServedModel(
+            path=self._settings.model.path,
+            vocab_size=facts.vocab_size,
+            max_model_len=facts.max_model_len,
+            exact=self._settings.model.exact,
+            eos_token_ids=facts.eos_token_ids,
+        )
+        self._background.append(
+            asyncio.ensure_future(
+                regularly(
+                    self._settings.lease.usage_poll_s,
+                    "nobody can say who holds the freed slots",
+                    self._watch_freed_slots,
+                )
+            )
+        )
+
+    def _unchecked_model(self) -> ServedModel:
+        """For requests that were accepted before: whatever they hold is served."""
+        return ServedModel(self._settings.model.path, 1 << 62, 1 << 62, False, ())
+
+    async def _watch_freed_slots(self) -> None:
+        used = 0.0
+        if self._ledger.freed and self._crew.slot_use.watching:
+            used = self._crew.slot_use.used(await self._crew.others_now())
+        self._ledger.set_used(used, self._clock())
+
+    async def served_model(self) -> ServedModel:
+        """Raises: UnavailableError."""
+        if self._closing is not None:
+            raise UnavailableError("the service is shutting down")
+        if self._served is None:
+            raise UnavailableError(
+                f"the service is starting: {self._steering.waiting_for or 'nothing leased yet'}"
+            )
+        return self._served
+
+    async def submit(self, request: RolloutRequest) -> RolloutStatus:
+        model = await self.served_model()
+        rollout = self._backlog.find(request)
+        if rollout is None:
+            if self._steering.broken:
+                raise UnavailableError(f"{self._steering.broken}; restart the service")
+            rollout = self._backlog.accept(request, make_samples(request, model))
+            self._steering.accepted()
+        return self._status(rollout)
+
+    async def status(self, rollout_id: RolloutId) -> RolloutStatus:
+        return self._status(self._backlog.rollout(rollout_id))
+
+    def _status(self, rollout: Rollout) -> RolloutStatus:
+        usage = self._ledger.usage(rollout.rollout_id, self._clock())
+        waits = any(record.worker_id is None for record in rollout.unfinished())
+        return rollout.status(self._steering.waiting_for if waits else "", usage)
+
+    async def results(
+        self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int
+    ) -> FinishedBatch:
+        rollout = self._backlog.rollout(rollout_id)
+        if cursor < 0 or limit < 1:
+            raise RequestError(
+                f"cursor {cursor} and limit {limit}: a cursor is at least 0, a limit at least 1",
+                field="cursor" if cursor < 0 else "limit",
+            )
+        await rollout.wait_for_ending(cursor, wait_s)
+        return rollout.batch(cursor, limit)
+
+    async def abort(self, rollout_id: RolloutId) -> FinishedBatch:
+        rollout = self._backlog.rollout(rollout_id)
+        cursor = rollout.num_ended
+        rollout.aborted = rollout.aborted or rollout.open
+        decoding: dict[WorkerId, list[SampleId]] = {}
+        for record in rollout.unfinished():
+            record.aborting = True
+            if record.worker_id is None:
+                self._backlog.end(record, FinishReason.ABORT, "")
+            else:
+                decoding.setdefault(record.worker_id, []).append(record.sample.sample_id)
+        await each_of(
+            self._crew.roster.workers[worker_id].live.cancel(sample_ids)
+            for worker_id, sample_ids in decoding.items()
+        )
+        await self._until_let_go(rollout)
+        for record in rollout.unfinished():
+            # Its worker did not answer in time; what it still has of the sample is refused.
+            self._backlog.end(record, FinishReason.ABORT, "")
+        self._steering.wake()
+        return rollout.batch(cursor, len(rollout.records))
+
+    async def _until_let_go(self, rollout: Rollout) -> None:
+        deadline = self._clock() + _ABORT_WAIT_S
+        while rollout.open and (remaining_s := deadline - self._clock()) > 0:
+            await rollout.wait_for_ending(rollout.num_ended, remaining_s)
+
+    async def workers(self) -> list[WorkerStatus]:
+        roster = self._crew.roster
+        return [
+            roster.status_of(worker, len(self._backlog.running_on(worker.worker_id)))
+            for worker in roster.workers.values()
+        ]
+
+    async def operations(self) -> list[OperationStatus]:
+        return [operation.status() for operation in self._steering.operations]
+
+    async def health(self) -> Health:
+        now = self._clock()
+        open_rollouts = self._backlog.open_rollouts()
+        bound_s = self._settings.group.collective_timeout_s
+        last_step_at = self._steering.listening.last_step_at
+        age_s = now - last_step_at if last_step_at else 0.0
+        healthy, detail = True, "nothing to decode"
+        if self._steering.broken:
+            healthy, detail = False, self._steering.broken
+        elif open_rollouts:
+            waited_s = min(now - max(last_step_at, r.accepted_at) for r in open_rollouts)
+            healthy = waited_s <= bound_s
+            detail = (
+                f"{self._backlog.num_open} samples are open, the last step or acceptance is "
+                f"{waited_s:.1f} s ago (bound {bound_s} s)"
+            )
+            if self._steering.waiting_for:
+                detail += f"; waiting for {self._steering.waiting_for}"
+        return Health(
+            healthy=healthy,
+            detail=detail,
+            last_step_age_s=age_s,
+            workers=len(self._crew.roster.members),
+            wanted_workers=self._steering.wanted_workers,
+        )
+
+    async def metrics_text(self) -> bytes:
+        roster = self._crew.roster
+        busy = {record.worker_id for record in self._backlog.running()}
+        self._telemetry.open_samples.set(self._backlog.num_open)
+        self._telemetry.queued.set(self._backlog.num_queued)
+        return self._telemetry.text(
+            [str(roster.state_of(w, w.worker_id in busy)) for w in roster.workers.values()]
+        )
+
+    async def shutdown(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await end(self._starting, *self._background)
+        await self._steering.stop()
+        self._backlog.end_all_open(FinishReason.ABORT, "the service was shut down")
+        await self._crew.kill(self._crew.roster.workers.values())
+        self._crew.roster.disband()
+        await self._crew.sweep()
+        await self._crew.store.record(self._crew.roster.record())

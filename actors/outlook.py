@@ -1,0 +1,45 @@
+"""The coordinator's records as the views that decisions look at."""
+
+from collections.abc import Iterable
+
+from actors.backlog import Backlog
+from actors.crew import Crew
+from actors.rollout import SampleRecord
+from actors.rollout_api import Strategy
+from placement.ids import WorkerId
+from placement.views import GroupView
+
+
+def view_for_width(crew: Crew, backlog: Backlog) -> GroupView:
+    """All members with all samples."""
+    queued = backlog.queued(Strategy.ELASTIC) + backlog.queued(Strategy.STATIC)
+    return _view(crew, backlog, queued, leaving=frozenset())
+
+
+def view_for_dispatch(
+    crew: Crew, backlog: Backlog, strategy: Strategy, leaving: frozenset[WorkerId]
+) -> GroupView:
+    """Who stays, and the samples of one strategy that wait."""
+    return _view(crew, backlog, backlog.queued(strategy), leaving)
+
+
+def _view(
+    crew: Crew, backlog: Backlog, queued: Iterable[SampleRecord], leaving: frozenset[WorkerId]
+) -> GroupView:
+    capacity, group = crew.capacity, crew.settings.group
+    workers = [w for w in crew.roster.member_workers() if w.worker_id not in leaving]
+    there = {worker.worker_id for worker in workers}
+    return GroupView(
+        workers=tuple(worker.view(group.max_samples_per_worker) for worker in workers),
+        running=tuple(r.view() for r in backlog.running() if r.worker_id in there),
+        queued=tuple(record.view() for record in queued),
+        num_experts=capacity.facts.num_experts,
+        kv_tokens_at_width=capacity.kv_tokens_at_width,
+        max_workers=group.max_workers,
+        floor_workers=crew.least_width,
+        any_finished=backlog.any_finished,
+        kv_block_tokens=capacity.facts.kv_block_tokens,
+        nobody_leaves=any(
+            rollout.request.strategy is Strategy.STATIC for rollout in backlog.open_rollouts()
+        ),
+    )

@@ -1,0 +1,332 @@
+"""One change of the group, carried through the routine of ``placement.membership``.
+
+Before anybody switches, every failure leaves the old membership as it was. Between the switch
+and finalize the old membership can be restored as long as none of its members is lost; what
+cannot be restored nor finished is a lost group, and whoever runs this begins afresh.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from actors.backlog import Backlog
+from actors.change_report import ChangeReport
+from actors.concurrently import all_of, each_of, end
+from actors.crew import Crew
+from actors.protocol import Evicted, FinalizeReport, RolledBack, Switched, WorkerEvent
+from actors.rollout_api import OperationStatus
+from actors.roster import Worker
+from placement.errors import FlexFloorError, MembershipError, WorkerLostError
+from placement.experts import plan_group_change
+from placement.ids import WorkerId
+from placement.membership import ChangeProgress, GroupChange, Phase
+from placement.views import WidthDecision
+
+T = TypeVar("T")
+
+
+class GroupLostError(MembershipError):
+    """Neither the old nor the new membership can go on."""
+
+
+class _Verdict(StrEnum):
+    FORWARD = "forward"
+    BACK = "back"
+    LOST = "lost"
+
+
+class Reconfiguration:
+    """Args:
+    joiners: enlisted workers, not built yet.
+    listen: begin to collect what a worker reports (joiners, once they are built).
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        backlog: Backlog,
+        decision: WidthDecision,
+        joiners: list[Worker],
+        decided_at: float,
+        listen: Callable[[Worker], None],
+    ) -> None:
+        self._crew = crew
+        self._listen = listen
+        self._roster = crew.roster
+        self._backlog = backlog
+        self._joiners = joiners
+        self.leavers = frozenset(decision.leavers)
+        self._old = crew.roster.member_workers()
+        staying = [worker for worker in self._old if worker.worker_id not in self.leavers]
+        self._new = staying + joiners
+        self._leaving = [worker for worker in self._old if worker.worker_id in self.leavers]
+        self.generation = crew.roster.new_generation()
+        self.progress = ChangeProgress.begin(crew.clock())
+        self.report = ChangeReport(
+            self.generation,
+            tuple(worker.worker_id for worker in self._old),
+            tuple(worker.worker_id for worker in self._new),
+            decision,
+            decided_at,
+            backlog.finished_ratio,
+            staying[0] if staying else None,
+        )
+        self._lost: dict[WorkerId, str] = {}
+        self._switched: dict[WorkerId, Switched] = {}
+        self._rolled_back: set[WorkerId] = set()
+        self._failure = ""
+        self._news = asyncio.Event()
+        self._loss = asyncio.Event()
+
+    def status(self) -> OperationStatus:
+        return self.report.status(self.progress, self._crew.clock())
+
+    def can_absorb(self, worker_id: WorkerId) -> bool:
+        """The loss of this worker is part of the change, not of a membership that stands."""
+        if self.progress.phase is Phase.ROLLED_BACK:
+            return False
+        if self.progress.phase in (Phase.FINALIZE, Phase.DONE):
+            return worker_id in self.leavers
+        return any(worker.worker_id == worker_id for worker in self._old + self._joiners)
+
+    def needs(self, worker_id: WorkerId) -> bool:
+        """The new membership stands or is about to, and this worker is in it."""
+        settled = self.progress.phase in (Phase.FINALIZE, Phase.DONE)
+        return settled and any(worker.worker_id == worker_id for worker in self._new)
+
+    def break_off(self, error: str) -> None:
+        """The group was given up in the middle of it."""
+        now = self._crew.clock()
+        if self.progress.phase is Phase.FINALIZE:
+            self.progress.error = error
+            self.report.broken_off_at = now
+        else:
+            self.progress.enter(Phase.ROLLED_BACK, now, error)
+
+    def hear(self, worker_id: WorkerId, event: WorkerEvent) -> None:
+        """A participant reported something."""
+        if isinstance(event, Switched) and event.generation == self.generation:
+            if self.progress.phase is Phase.PAUSE:
+                self.progress.enter(Phase.COMMIT, self._crew.clock())
+            self._switched[worker_id] = event
+            self._news.set()
+        elif isinstance(event, RolledBack) and event.generation == self.generation:
+            self._rolled_back.add(worker_id)
+            self._failure = self._failure or f"worker {worker_id} rolled back: {event.error}"
+            self._news.set()
+        elif isinstance(event, Evicted) and worker_id in self.leavers:
+            self.report.moved_samples.append(event.sample_id)
+
+    def lose(self, worker_id: WorkerId, error: str) -> None:
+        """A participant's process ended, or its collectives broke."""
+        self._lost.setdefault(worker_id, error)
+        self._news.set()
+        self._loss.set()
+
+    async def run(self) -> None:
+        """Carry the change out, or take it back (``progress`` says which).
+
+        Raises:
+            GroupLostError: begin afresh.
+        """
+        self._limit_kv(self._crew.capacity.kv_tokens_at_width[len(self._new)])
+        try:
+            await self._run()
+        finally:
+            self._limit_kv(None)
+
+    async def _run(self) -> None:
+        try:
+            others = await self._crew.others_now()
+            joiner_ids = tuple(worker.worker_id for worker in self._joiners)
+            await self._crew.store.record(
+                self._roster.record(in_change=(*joiner_ids, *self.leavers))
+            )
+            if self._joiners:
+                await self._build()
+            change = plan_group_change(
+                self.generation,
+                self._roster.members,
+                tuple(worker.worker_id for worker in self._new),
+                self._roster.owner_E,
+            )
+            await self._prepare(change)
+        except FlexFloorError as error:
+            await self._give_up(error)
+            return
+        await self._switch()
+        verdict = await self._await_verdict()
+        if verdict is _Verdict.BACK:
+            verdict = await self._go_back()
+        if verdict is _Verdict.LOST:
+            error_text = self._failure or "; ".join(self._lost.values())
+            raise GroupLostError(f"the change to generation {self.generation} broke: {error_text}")
+        if verdict is _Verdict.FORWARD:
+            await self._finish(change, others)
+
+    def _limit_kv(self, tokens: int | None) -> None:
+        """From the decision on, nobody is given more than fits after the change."""
+        for worker in self._old:
+            worker.kv_limit_tokens = tokens
+
+    async def _build(self) -> None:
+        members = tuple(worker.worker_id for worker in self._new)
+        await self._unless_lost(
+            self._crew.build(self._joiners, members, self.generation, joiner=True),
+            self._crew.settings.group.build_timeout_s,
+            "building the joiners",
+        )
+        for worker in self._joiners:
+            assert worker.build is not None
+            self.report.detail("build", worker.build.phases_s)
+            self._listen(worker)
+
+    async def _prepare(self, change: GroupChange) -> None:
+        self.progress.enter(Phase.PREPARE, self._crew.clock())
+        self.report.begin_prepare(change)
+        reports = await self._unless_lost(
+            all_of(worker.live.prepare(change) for worker in self._old + self._joiners),
+            self._crew.settings.group.prepare_timeout_s,
+            "preparing the change",
+        )
+        self.report.received_bytes = sum(report.received_bytes for report in reports)
+        for report in reports:
+            self.report.detail("prepare", report.phases_s)
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, T], timeout_s: float, doing: str) -> T:
+        """Raises:
+        WorkerLostError: a participant was lost meanwhile.
+        MembershipError: it took too long.
+        """
+        task = asyncio.ensure_future(work)
+        loss = asyncio.ensure_future(self._loss.wait())
+        try:
+            await asyncio.wait({task, loss}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+        finally:
+            await end(task, loss)
+        if self._lost:
+            raise WorkerLostError("; ".join(self._lost.values()))
+        raise MembershipError(f"{doing} took longer than {timeout_s} s")
+
+    async def _give_up(self, error: FlexFloorError) -> None:
+        """Nobody has switched: drop what was prepared and what joined."""
+        failed_in = self.progress.phase
+        if failed_in is Phase.PREPARE:
+            await self._tell_all(self._old, "discard")
+        self.progress.enter(Phase.ROLLED_BACK, self._crew.clock(), str(error))
+        self._crew.telemetry.rollbacks.labels(failed_in).inc()
+        lost = [self._lost[w.worker_id] for w in self._old if w.worker_id in self._lost]
+        if lost:
+            raise GroupLostError("; ".join(lost))
+        await self._leave_no_trace()
+
+    async def _switch(self) -> None:
+        self.progress.enter(Phase.PAUSE, self._crew.clock())
+        await self._tell_all(self._old + self._joiners, "switch")
+
+    async def _tell_all(self, workers: list[Worker], what: str) -> None:
+        """Call ``what`` of this generation on each; one that does not answer is lost."""
+        calls = [getattr(worker.live, what)(self.generation) for worker in workers]
+        for worker, outcome in zip(workers, await each_of(calls), strict=True):
+            if isinstance(outcome, WorkerLostError):
+                self.lose(worker.worker_id, str(outcome))
+            elif isinstance(outcome, FlexFloorError):
+                self._failure = self._failure or f"{what} on {worker.worker_id}: {outcome}"
+
+    async def _await_verdict(self) -> _Verdict:
+        timeout_s = self._crew.settings.group.switch_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (verdict := self._verdict()) is None:
+                    self._news.clear()
+                    await self._news.wait()
+                return verdict
+        except TimeoutError:
+            late = [w.worker_id for w in self._old + self._new if w.worker_id not in self._switched]
+            if all(worker.worker_id in self._switched for worker in self._new):
+                for worker_id in late:
+                    self.lose(worker_id, f"leaver {worker_id} did not stand by")
+                return _Verdict.FORWARD
+            self._failure = f"workers {late} did not cross over within {timeout_s} s"
+            return _Verdict.BACK
+
+    def _verdict(self) -> _Verdict | None:
+        lost = self._lost.keys()
+        if any(worker.worker_id in lost for worker in self._old if worker not in self._leaving):
+            return _Verdict.LOST
+        if self._failure or any(worker.worker_id in lost for worker in self._joiners):
+            return _Verdict.BACK
+        standing_by = all(
+            worker.worker_id in self._switched or worker.worker_id in lost
+            for worker in self._leaving
+        )
+        if standing_by and all(worker.worker_id in self._switched for worker in self._new):
+            return _Verdict.FORWARD
+        return None
+
+    async def _go_back(self) -> _Verdict:
+        """Restore the old membership: all of it has to say that it is back."""
+        failed_in = self.progress.phase
+        self._failure = self._failure or "; ".join(self._lost.values())
+        await self._tell_all(
+            [worker for worker in self._old if worker.worker_id not in self._rolled_back],
+            "rollback",
+        )
+        try:
+            async with asyncio.timeout(self._crew.settings.group.switch_timeout_s):
+                while not all(worker.worker_id in self._rolled_back for worker in self._old):
+                    if any(worker.worker_id in self._lost for worker in self._old):
+                        return _Verdict.LOST
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            self._failure += "; and not all members came back to the old generation"
+            return _Verdict.LOST
+        self.progress.enter(Phase.ROLLED_BACK, self._crew.clock(), self._failure)
+        self._crew.telemetry.rollbacks.labels(failed_in).inc()
+        await self._leave_no_trace()
+        return _Verdict.BACK
+
+    async def _leave_no_trace(self) -> None:
+        await self._crew.kill(self._joiners)
+        await self._crew.store.forget_generation(self.generation)
+        await self._crew.store.record(self._roster.record())
+
+    async def _finish(self, change: GroupChange, others: dict[str, float]) -> None:
+        """The new membership stands; whoever left gives its slot back."""
+        store, old_generation = self._crew.store, self._roster.generation
+        self.progress.enter(Phase.FINALIZE, self._crew.clock())
+        survivors = [self._switched[worker_id] for worker_id in change.survivors]
+        self.report.crossed(survivors or list(self._switched.values()))
+        standing_by = [worker for worker in self._leaving if worker.worker_id not in self._lost]
+        participants = self._new + standing_by
+        outcomes = await each_of(worker.live.finalize(self.generation) for worker in participants)
+        for worker, outcome in zip(participants, outcomes, strict=True):
+            if isinstance(outcome, FinalizeReport):
+                worker.kv_capacity_tokens = outcome.kv_capacity_tokens
+                self.report.detail("finalize", outcome.phases_s)
+            elif worker in self._new:
+                raise GroupLostError(f"finalize on worker {worker.worker_id}: {outcome}")
+        self._roster.adopt(change)
+        self.report.finalized_at = self._crew.clock()
+        for worker in self._leaving:
+            self._backlog.take_back(worker.worker_id)
+        await store.record(self._roster.record(in_change=change.leavers))
+        await all_of(self._release(worker, others) for worker in self._leaving)
+        await store.forget_generation(old_generation)
+        if self._leaving:
+            await store.record(self._roster.record())
+        self.progress.enter(Phase.DONE, self._crew.clock())
+        self._crew.telemetry.changes.labels(self.report.decision.reason).inc()
+        for phase, seconds in self.report.phases_s(self.progress, self._crew.clock()).items():
+            if "." not in phase:
+                self._crew.telemetry.phase_s.labels(phase).observe(seconds)
+
+    async def _release(self, worker: Worker, others: dict[str, float]) -> None:
+        await self._crew.leave(worker)
+        self._crew.slot_use.released(worker.lease.node_id, others)
+        self._crew.telemetry.releases.labels(self.report.decision.reason).inc()
+        self.report.add_release(worker)
