@@ -28,7 +28,7 @@ from service.app import create_app
 from service.settings import ServiceSettings
 from tests.unit.demo_records import change, good_records, worker
 
-WORKLOAD = Workload(load_trace().first(2, 2).scaled(8), 8, 4, vocab_size=512)
+WORKLOAD = Workload(load_trace().first(2, 2).scaled(8), 8, vocab_size=512)
 AT = 1000.0
 
 
@@ -137,7 +137,7 @@ def test_the_service_accepts_the_workload_as_it_is_meant() -> None:
 
 
 def test_one_sample_in_four_is_drawn_and_both_strategies_ask_for_the_same() -> None:
-    full = Workload(load_trace().scaled(512), 512, 16, vocab_size=512)
+    full = Workload(load_trace().scaled(512), 512, vocab_size=512)
     static = full.body("a", Strategy.STATIC)
     elastic = full.body("b", Strategy.ELASTIC)
     temperatures = [s["temperature"] for row in static["sample_samplings"] for s in row]
