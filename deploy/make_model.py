@@ -168,12 +168,19 @@ def _write_weights(path: Path, shape: ModelShape, seed: int) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def _byte_symbols() -> list[str]:
+    """The printable stand-in of each byte in byte-level BPE (GPT-2's table)."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
+    unprintable = (byte for byte in range(BYTES) if byte not in printable)
+    stand_in = {byte: BYTES + number for number, byte in enumerate(unprintable)}
+    return [chr(stand_in.get(byte, byte)) for byte in range(BYTES)]
+
+
 def _write_tokenizer(directory: Path, shape: ModelShape) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
 
-    # Byte-level BPE without merges: every byte is a token, whatever the text.
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {symbol: index for index, symbol in enumerate(alphabet)}
+    # Byte-level BPE without merges: every byte is a token, and its id is its value.
+    vocabulary = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,0 +1,90 @@
+"""One Ray cluster with the HTTP service on it, in front of a coordinator that is a fake."""
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from actors.ray_teardown import COORDINATOR_NAME
+from deploy import application
+from deploy.config import FlexFloorConfig, check_tree
+from deploy.make_model import ModelShape, make_model
+from tests.unit.fake_coordinator import FakeCoordinator
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMESPACE = "test-service"
+
+os.environ["RAY_AUTH_MODE"] = "disabled"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["PYTHONPATH"] = str(ROOT)  # the actor imports the fake that lives beside the tests
+
+
+class FakeCoordinatorActor(FakeCoordinator):
+    """The fake in a process of its own; ``auto_finish`` is off."""
+
+    async def __init__(self) -> None:  # type: ignore[misc]  # Ray awaits it
+        super().__init__(auto_finish=False)
+
+    async def aborted_ids(self) -> list[str]:
+        return list(self.aborted)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def config(tmp_path_factory: pytest.TempPathFactory) -> FlexFloorConfig:
+    model = make_model(tmp_path_factory.mktemp("model") / "tiny", shape=ModelShape(layers=1))
+    tree = {
+        "model": {"path": str(model)},
+        "service": {"port": free_port(), "poll_wait_s": 1.0},
+        "namespace": NAMESPACE,
+    }
+    config, errors = check_tree(tree)
+    assert config is not None, errors
+    return config
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """The cluster that tests of this process have started already, or one of our own."""
+    if ray.is_initialized():
+        yield
+        return
+    # Ray's sockets lie in it, and a socket's path has at most 107 characters.
+    with tempfile.TemporaryDirectory(prefix="fs", ignore_cleanup_errors=True) as directory:
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=100 << 20,
+            _temp_dir=directory,
+        )
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def coordinator(ray_cluster: None) -> Iterator[ray.actor.ActorHandle]:
+    """The fake coordinator's actor, under the name by which the service finds it."""
+    handle = (
+        ray.remote(FakeCoordinatorActor)
+        .options(name=COORDINATOR_NAME, namespace=NAMESPACE, num_cpus=0, max_concurrency=100)
+        .remote()
+    )
+    yield handle
+    ray.kill(handle)
+
+
+@pytest.fixture(scope="session")
+def url(config: FlexFloorConfig, coordinator: ray.actor.ActorHandle) -> Iterator[str]:
+    yield application.run(config)
+    application.stop()
