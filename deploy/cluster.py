@@ -37,14 +37,14 @@ def ray_cluster(
     Raises: UnavailableError.
     """
     try:
-        if address is None:
-            _start_local(namespace, worker_resources, max_workers, say)
-        else:
-            ray.init(address=address, namespace=namespace, log_to_driver=False)
-    except (ConnectionError, TimeoutError, RuntimeError) as error:
-        where = address or "on this machine"
-        raise UnavailableError(f"no Ray cluster {where}: {error}") from error
-    try:
+        try:
+            if address is None:
+                _start_local(namespace, worker_resources, max_workers, say)
+            else:
+                ray.init(address=address, namespace=namespace, log_to_driver=False)
+        except (ConnectionError, TimeoutError, RuntimeError) as error:
+            where = f"at {address}" if address else "could be started on this machine"
+            raise UnavailableError(f"no Ray cluster {where}: {error}") from error
         yield
     finally:
         ray.shutdown()

@@ -5,13 +5,13 @@ halfway through the start.
 """
 
 import asyncio
+import logging
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any
 
 from actors.ray_coordinator import launch, shutdown_runtime
 from deploy import application
@@ -37,14 +37,15 @@ def serve_until_signal(
     Raises: FlexFloorError.
     """
     check_port(config.service.host, config.service.port)
-    with ExitStack() as started:
-        started.enter_context(
-            ray_cluster(
-                address, config.namespace, config.lease.resources, config.group.max_workers, say
-            )
-        )
-        started.enter_context(stop_signals_interrupt())  # Ray has set handlers of its own
+    logging.getLogger("ray").setLevel(logging.WARNING)  # its progress is told by `say`
+    with stop_signals_interrupt(), ExitStack() as started:
         try:
+            started.enter_context(
+                ray_cluster(
+                    address, config.namespace, config.lease.resources, config.group.max_workers, say
+                )
+            )
+            interrupt_on_stop_signals()  # again: starting Ray sets handlers of its own
             # Not before: a launch that is refused must not end the runtime that is there.
             coordinator = launch(config.runtime, say=say)
             started.callback(shutdown_runtime, config.namespace, say=say)
@@ -79,18 +80,23 @@ def ignore_stop_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def interrupt_on_stop_signals() -> None:
+    """SIGTERM raises KeyboardInterrupt as Ctrl-C does."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, _interrupt)
+
+
 @contextmanager
 def stop_signals_interrupt() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt as Ctrl-C does; afterwards the old handlers are back."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before: dict[signal.Signals, Any] = {
-        number: signal.signal(number, interrupt) for number in STOP_SIGNALS
-    }
+    """``interrupt_on_stop_signals``, and the handlers of before are back afterwards."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    interrupt_on_stop_signals()
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
