@@ -89,8 +89,8 @@ class RayLeases:
     async def _await_grants(
         self, asked: dict[str, PlacementGroup], deadline_s: float, say: Callable[[str], None]
     ) -> None:
-        pending = {asyncio.ensure_future(_ready(group)) for group in asked.values()}
-        said = ""
+        waits = {asyncio.ensure_future(_ready(group)) for group in asked.values()}
+        pending, said = waits, ""
         try:
             while pending and (left_s := deadline_s - time.monotonic()) > 0:
                 _, pending = await asyncio.wait(pending, timeout=min(left_s, _SAY_EVERY_S))
@@ -100,8 +100,10 @@ class RayLeases:
                         say(text)
                         said = text
         finally:
-            for future in pending:
-                future.cancel()
+            for wait in pending:
+                wait.cancel()
+            # A request that somebody removed ends its wait with an error; the table tells as much.
+            await asyncio.gather(*waits, return_exceptions=True)
 
     def _explain(self, count: int, names: set[str]) -> str:
         waiting = [r for r in self._rows() if r.name in names and r.state != "CREATED"]

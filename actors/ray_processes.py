@@ -31,7 +31,7 @@ def wait_until_gone(process: ProcessRow, timeout_s: float) -> None:
     elif not _is_alive(process.node_id):
         return
     else:
-        gone = _probe(process, timeout_s)
+        gone = ask_node(process, timeout_s)
     if not gone:
         raise UnavailableError(
             f"process {process.pid} on node {process.node_id} has not ended within "
@@ -55,7 +55,8 @@ def _is_alive(node_id: str) -> bool:
     return any(node.node_id == node_id for node in read_nodes())
 
 
-def _probe(process: ProcessRow, timeout_s: float) -> bool:
+def ask_node(process: ProcessRow, timeout_s: float) -> bool:
+    """Whether ``process`` ends within ``timeout_s``, as a task on its node sees it."""
     on_its_node = NodeAffinitySchedulingStrategy(process.node_id, soft=False)
     probe = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on_its_node)(_ends_within)
     try:
@@ -68,18 +69,17 @@ def _probe(process: ProcessRow, timeout_s: float) -> bool:
 
 def _ends_within(pid: int, asked_at: float, timeout_s: float) -> bool:
     deadline_s = time.monotonic() + timeout_s
-    while _is_running(pid, asked_at):
+    while _exists(pid, asked_at):
         if time.monotonic() > deadline_s:
             return False
         time.sleep(_LOOK_EVERY_S)
     return True
 
 
-def _is_running(pid: int, asked_at: float) -> bool:
+def _exists(pid: int, asked_at: float) -> bool:
     try:
-        process = psutil.Process(pid)
-        # A process born later is another one with the same number. A zombie holds neither
-        # memory nor a device.
-        return process.create_time() <= asked_at and process.status() != psutil.STATUS_ZOMBIE
+        # A process born later is another one with the same number. A zombie still counts: its
+        # other threads may hold memory and the device, and the raylet reaps it within 20 ms.
+        return psutil.Process(pid).create_time() <= asked_at
     except psutil.NoSuchProcess:
         return False

@@ -154,13 +154,12 @@ class RayWorkerFactory:
         bundle = dict(rows[0].bundle)
         real = any(n.node_id == rows[0].node_id and n.has_accelerator for n in read_nodes())
         return (
-            ray.remote(WorkerShell)
+            ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(WorkerShell)
             .options(
                 name=worker_name(worker_id),
                 namespace=self._namespace,
                 lifetime="detached",
                 max_restarts=0,
-                concurrency_groups=CONCURRENCY_GROUPS,
                 num_cpus=bundle.pop("CPU", 0),
                 num_gpus=bundle.pop("GPU", 0),
                 memory=bundle.pop("memory", None),
