@@ -21,14 +21,17 @@ async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 async def each_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | FlexFloorError]:
     """Results or errors in order: every call is made to its end, whatever happens to others."""
-    return list(await asyncio.gather(*(_or_error(call) for call in calls)))
-
-
-async def _or_error(call: Coroutine[Any, Any, T]) -> T | FlexFloorError:
+    tasks = [asyncio.ensure_future(call) for call in calls]
     try:
-        return await call
-    except FlexFloorError as error:
-        return error
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        await end(*tasks)
+    answers: list[T | FlexFloorError] = []
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, FlexFloorError):
+            raise outcome
+        answers.append(outcome)
+    return answers
 
 
 async def end(*tasks: "asyncio.Task[Any] | None") -> None:

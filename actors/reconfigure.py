@@ -96,8 +96,10 @@ class Reconfiguration:
         return settled and any(worker.worker_id == worker_id for worker in self._new)
 
     def break_off(self, error: str) -> None:
-        """The group was given up in the middle of it."""
+        """The group was given up in the middle of it (or right behind it)."""
         now = self._crew.clock()
+        if self.progress.ended:
+            return
         if self.progress.phase is Phase.FINALIZE:
             self.progress.error = error
             self.report.broken_off_at = now
@@ -216,11 +218,11 @@ class Reconfiguration:
         failed_in = self.progress.phase
         if failed_in is Phase.PREPARE:
             await self._tell_all(self._old, "discard")
-        self.progress.enter(Phase.ROLLED_BACK, self._crew.clock(), str(error))
-        self._crew.telemetry.rollbacks.labels(failed_in).inc()
         lost = [self._lost[w.worker_id] for w in self._old if w.worker_id in self._lost]
         if lost:
             raise GroupLostError("; ".join(lost))
+        self.progress.enter(Phase.ROLLED_BACK, self._crew.clock(), str(error))
+        self._crew.telemetry.rollbacks.labels(failed_in).inc()
         await self._leave_no_trace()
 
     async def _switch(self) -> None:

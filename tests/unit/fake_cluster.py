@@ -1,0 +1,437 @@
+"""Fakes of everything that the coordinator needs from outside: a cluster with slots, worker
+processes that decode in lockstep, and a store.
+
+The fakes keep the ports' promises and check the coordinator's: a lease may only be released
+when its process has gone, samples must fit into the KV that there is, an expert has one owner.
+Tokens depend on nothing but the sample's seed and the position.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from actors.ports import GroupRecord, Lease
+from actors.protocol import (
+    Broken,
+    BuildReport,
+    Evicted,
+    FinalizeReport,
+    ModelFacts,
+    PrepareReport,
+    RolledBack,
+    StepStats,
+    Switched,
+    Tokens,
+    WorkerEvent,
+    WorkerReport,
+    WorkerSpec,
+)
+from placement.errors import FlexFloorError, WorkerLostError
+from placement.experts import check_ownership, initial_owners
+from placement.ids import Generation, SampleId, WorkerId
+from placement.membership import GroupChange
+from placement.samples import FinishReason, Sample
+
+STEP_S = 0.05
+BUILD_S = 5.0
+VOCAB = 100
+MAX_MODEL_LEN = 200
+NUM_EXPERTS = 16
+KV_BLOCK_TOKENS = 16
+KV_BLOCK_BYTES = 1024
+EXPERT_BYTES = 8 * KV_BLOCK_BYTES
+FACTS = ModelFacts(
+    num_layers=2,
+    num_experts=NUM_EXPERTS,
+    vocab_size=VOCAB,
+    max_model_len=MAX_MODEL_LEN,
+    eos_token_ids=(1,),
+    expert_bytes=EXPERT_BYTES,
+    kv_block_bytes=KV_BLOCK_BYTES,
+    kv_block_tokens=KV_BLOCK_TOKENS,
+    dense_bytes=1 << 20,
+)
+
+
+def expected_token(seed: int, position: int) -> int:
+    return (seed * 31 + position * 7919) % VOCAB
+
+
+def expected_response(sample_seed: int, num_prompt: int, length: int) -> tuple[int, ...]:
+    return tuple(expected_token(sample_seed, num_prompt + i) for i in range(length))
+
+
+class FakeLeases:
+    """``slots``: per node, how many workers it can hold; ``others``: held by somebody else."""
+
+    def __init__(self, slots: dict[str, int]) -> None:
+        self.slots = dict(slots)
+        self.others: dict[str, float] = dict.fromkeys(slots, 0.0)
+        self.leases: dict[str, Lease] = {}
+        self.living: dict[str, "FakeWorker"] = {}
+        self.acquired = 0
+        self._next = 0
+        self._changed = asyncio.Event()
+
+    def free(self) -> list[str]:
+        nodes = []
+        for node_id, slots in self.slots.items():
+            ours = sum(lease.node_id == node_id for lease in self.leases.values())
+            nodes += [node_id] * int(slots - ours - self.others[node_id])
+        return nodes
+
+    def borrow(self, node_id: str, slots: float) -> None:
+        self.others[node_id] += slots
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def acquire(
+        self, count: int, timeout_s: float, say: Callable[[str], None]
+    ) -> list[Lease]:
+        granted: list[Lease] = []
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while len(granted) < count:
+            for node_id in self.free()[: count - len(granted)]:
+                self._next += 1
+                lease = Lease(f"lease-{self._next}", node_id, loop.time())
+                self.leases[lease.name] = lease
+                granted.append(lease)
+            if len(granted) == count:
+                break
+            say(f"NO_RESOURCES: {count - len(granted)} of {count} leases")
+            try:
+                await asyncio.wait_for(self._changed.wait(), deadline - loop.time())
+            except TimeoutError:
+                break
+        self.acquired += len(granted)
+        return granted
+
+    async def release(self, lease: Lease) -> float:
+        worker = self.living.get(lease.name)
+        assert worker is None or not worker.alive, f"{lease.name} still has a living process"
+        self.leases.pop(lease.name, None)
+        self._notify()
+        return asyncio.get_running_loop().time()
+
+    async def existing(self) -> list[Lease]:
+        return list(self.leases.values())
+
+    async def slots_of_others(self) -> dict[str, float]:
+        return dict(self.others)
+
+    async def total_slots(self) -> int:
+        return sum(self.slots.values())
+
+
+class FakeStore:
+    def __init__(self) -> None:
+        self.last: GroupRecord | None = None
+        self.heartbeats = 0
+        self.forgotten: list[Generation] = []
+
+    async def address(self) -> tuple[str, int]:
+        return "store", 1
+
+    async def heartbeat(self) -> None:
+        self.heartbeats += 1
+
+    async def record(self, record: GroupRecord) -> None:
+        self.last = record
+
+    async def load(self) -> GroupRecord | None:
+        return self.last
+
+    async def forget_generation(self, generation: Generation) -> None:
+        self.forgotten.append(generation)
+
+
+@dataclass
+class _Crossing:
+    """A change that members were told to switch to."""
+
+    change: GroupChange
+    told: set[WorkerId] = field(default_factory=set)
+    crossed: bool = False
+
+
+class FakeFactory:
+    """All worker processes, and the lockstep that binds them.
+
+    ``faults``: (worker id, call) -> the error to raise; ``WorkerLostError`` also ends the
+    process. The calls are those of the port, and "cross" (when it crosses over).
+    """
+
+    def __init__(self, leases: FakeLeases) -> None:
+        self.leases = leases
+        self.workers: dict[WorkerId, FakeWorker] = {}
+        self.faults: dict[tuple[int, str], FlexFloorError] = {}
+        self.members: tuple[WorkerId, ...] = ()
+        self.owner_E: tuple[WorkerId, ...] = ()
+        self.crossing: _Crossing | None = None
+        self.joined: set[WorkerId] = set()
+        self.peak_running = 0
+        self.frozen = False
+        self.deaf: set[int] = set()
+        """Workers that do not notice that they are told to switch (once each)."""
+        self.stepping: asyncio.Task[None] | None = None
+
+    async def spawn(self, worker_id: WorkerId, lease: Lease) -> "FakeWorker":
+        await asyncio.sleep(0.1)
+        worker = FakeWorker(worker_id, lease, self)
+        self.workers[worker_id] = worker
+        self.leases.living[lease.name] = worker
+        return worker
+
+    async def attach(self, worker_id: WorkerId) -> "FakeWorker | None":
+        worker = self.workers.get(worker_id)
+        return worker if worker is not None and worker.alive else None
+
+    def living(self) -> list[WorkerId]:
+        return sorted(w.worker_id for w in self.workers.values() if w.alive)
+
+    def enter(self, worker: "FakeWorker", members: tuple[WorkerId, ...]) -> None:
+        self.joined.add(worker.worker_id)
+        if self.joined == set(members):
+            self.members, self.joined = members, set()
+            self.owner_E = initial_owners(NUM_EXPERTS, members)
+            self.crossing = None
+            if self.stepping is not None:
+                self.stepping.cancel()
+            self.stepping = asyncio.ensure_future(self._step_forever())
+
+    async def stop(self) -> None:
+        if self.stepping is not None:
+            self.stepping.cancel()
+            await asyncio.wait([self.stepping])
+
+    async def _step_forever(self) -> None:
+        while True:
+            await asyncio.sleep(STEP_S)
+            if self.frozen:
+                continue
+            if not self._cross():
+                for worker_id in self.members:
+                    if self.workers[worker_id].alive:
+                        self.workers[worker_id].emit(Broken("a collective failed"))
+                return
+            members = [self.workers[worker_id] for worker_id in self.members]
+            running = sum(len(worker.samples) for worker in members)
+            self.peak_running = max(self.peak_running, running)
+            if running:
+                for worker in members:
+                    worker.step()
+
+    def _cross(self) -> bool:
+        """Cross over if all were told to. False: a member is gone, the group is broken."""
+        crossing = self.crossing
+        dead = [w for w in self.members if not self.workers[w].alive]
+        if crossing is None or crossing.crossed:
+            if dead and crossing is not None and not set(dead) & set(crossing.change.old_members):
+                self.roll_back(crossing, "a joiner is gone")
+                return True
+            return not dead
+        change = crossing.change
+        everyone = set(change.old_members) | set(change.new_members)
+        for worker_id in everyone:
+            self.workers[worker_id].fault("cross", quiet=True)
+        if any(not self.workers[w].alive for w in change.old_members):
+            return False
+        if any(not self.workers[w].alive for w in change.joiners):
+            self.roll_back(crossing, "a joiner is gone")
+        elif crossing.told == everyone:
+            crossing.crossed = True
+            self.members, self.owner_E = change.new_members, change.owner_E
+            check_ownership(self.owner_E, self.members)
+            for worker_id in everyone:
+                self.workers[worker_id].cross(change)
+        return True
+
+    def roll_back(self, crossing: _Crossing, error: str) -> None:
+        change = crossing.change
+        old_owner_E = self.workers[change.old_members[0]].old_owner_E
+        self.members, self.owner_E, self.crossing = change.old_members, old_owner_E, None
+        for worker_id in change.old_members:
+            self.workers[worker_id].emit(RolledBack(change.generation, error, 0))
+
+
+class FakeWorker:
+    def __init__(self, worker_id: WorkerId, lease: Lease, group: FakeFactory) -> None:
+        self.worker_id = worker_id
+        self.lease = lease
+        self.group = group
+        self.alive = True
+        self.spec: WorkerSpec | None = None
+        self.samples: dict[SampleId, Sample] = {}
+        self.steps = 0
+        self.old_owner_E: tuple[WorkerId, ...] = ()
+        self._events: list[WorkerEvent] = []
+        self._dropped = 0
+        self._more = asyncio.Event()
+        self._last_step_at = asyncio.get_running_loop().time()
+
+    def fault(self, call: str, *, quiet: bool = False) -> None:
+        error = self.group.faults.pop((self.worker_id, call), None)
+        if isinstance(error, WorkerLostError):
+            self.die()
+        elif error is not None and not quiet:
+            raise error
+        if not self.alive and not quiet:
+            raise WorkerLostError(f"worker {self.worker_id} has ended")
+
+    def die(self) -> None:
+        self.alive = False
+        self._more.set()
+
+    def emit(self, event: WorkerEvent) -> None:
+        self._events.append(event)
+        self._more.set()
+
+    def kv_capacity_tokens(self) -> int:
+        owner_E = self.group.owner_E
+        assert self.spec is not None
+        held = owner_E.count(self.worker_id)
+        if not held:
+            held = -(-NUM_EXPERTS // len(self.spec.members))
+        extra = held - -(-NUM_EXPERTS // len(self.spec.members))
+        blocks = (self.spec.kv_memory_bytes - extra * EXPERT_BYTES) // KV_BLOCK_BYTES
+        return (blocks - 1) * KV_BLOCK_TOKENS
+
+    def step(self) -> None:
+        self.steps += 1
+        self._last_step_at = asyncio.get_running_loop().time()
+        need = sum(-(-s.max_context_tokens // KV_BLOCK_TOKENS) for s in self.samples.values())
+        assert need * KV_BLOCK_TOKENS <= self.kv_capacity_tokens(), "more KV than there is"
+        for sample in list(self.samples.values()):
+            start = len(sample.generated_ids)
+            token = expected_token(sample.seed, len(sample.prompt_ids) + start)
+            longer = sample.continued((*sample.generated_ids, token))
+            self.samples[sample.sample_id] = longer
+            reason = None
+            if len(longer.generated_ids) == sample.replay_stop_tokens:
+                reason = FinishReason.STOP
+            elif len(longer.generated_ids) == sample.sampling.max_tokens:
+                reason = FinishReason.LENGTH
+            if reason is not None:
+                del self.samples[sample.sample_id]
+            self.emit(Tokens(sample.sample_id, start, (token,), (-token / VOCAB,), reason))
+
+    def cross(self, change: GroupChange) -> None:
+        if self.worker_id in change.leavers:
+            self.evict_all()
+        first_step_s = 0.0 if self.worker_id in change.leavers else STEP_S
+        phases_s = {"agree": 0.01, "commit": 0.02}
+        self.emit(Switched(change.generation, 0.03, first_step_s, phases_s))
+
+    def evict_all(self) -> None:
+        for sample_id in list(self.samples):
+            del self.samples[sample_id]
+            self.emit(Evicted(sample_id))
+
+    async def build(self, spec: WorkerSpec) -> BuildReport:
+        await asyncio.sleep(BUILD_S)
+        self.fault("build")
+        self.spec = spec
+        return BuildReport(
+            self.worker_id,
+            FACTS,
+            self.kv_capacity_tokens(),
+            {"engine": BUILD_S},
+            node_id=self.lease.node_id,
+            slot=f"GPU:{self.lease.name}",
+            pid=1000 + self.worker_id,
+        )
+
+    async def start(self) -> None:
+        self.fault("start")
+        assert self.spec is not None
+        self.group.enter(self, self.spec.members)
+
+    async def submit(self, samples: list[Sample]) -> None:
+        self.fault("submit")
+        self.samples |= {sample.sample_id: sample for sample in samples}
+
+    async def cancel(self, sample_ids: list[SampleId]) -> None:
+        self.fault("cancel")
+        for sample_id in sample_ids:
+            if self.samples.pop(sample_id, None) is not None:
+                self.emit(Evicted(sample_id))
+
+    async def collect(self, acknowledged: int, wait_s: float) -> WorkerReport:
+        self.fault("collect")
+        if acknowledged > self._dropped:
+            self._events = self._events[acknowledged - self._dropped :]
+            self._dropped = acknowledged
+        if not self._events:
+            self._more.clear()
+            try:
+                await asyncio.wait_for(self._more.wait(), wait_s)
+            except TimeoutError:
+                pass
+        self.fault("collect")
+        now = asyncio.get_running_loop().time()
+        return WorkerReport(
+            self.worker_id,
+            self._dropped + len(self._events),
+            tuple(self._events),
+            StepStats(
+                steps=self.steps,
+                step_s_sum=self.steps * STEP_S,
+                last_step_age_s=now - self._last_step_at,
+                running=len(self.samples),
+                kv_used_tokens=sum(s.context_tokens for s in self.samples.values()),
+                kv_capacity_tokens=self.kv_capacity_tokens(),
+                max_token_gap_s=STEP_S,
+                recent_step_s=(STEP_S,) * min(50, self.steps),
+            ),
+        )
+
+    async def prepare(self, change: GroupChange) -> PrepareReport:
+        await asyncio.sleep(0.5)
+        self.fault("prepare")
+        self.old_owner_E = self.group.owner_E
+        if self.group.crossing is None or self.group.crossing.change != change:
+            self.group.crossing = _Crossing(change)
+        experts = change.experts_of(self.worker_id)
+        return PrepareReport(self.worker_id, experts, 10, {"experts": 0.5}, 0)
+
+    async def discard(self, generation: Generation) -> None:
+        self.fault("discard")
+        self.group.crossing = None
+
+    async def switch(self, generation: Generation) -> None:
+        self.fault("switch")
+        crossing = self.group.crossing
+        if crossing is None:
+            return  # it was rolled back before this call came
+        assert crossing.change.generation == generation
+        if self.worker_id in self.group.deaf:
+            self.group.deaf.remove(self.worker_id)
+        else:
+            crossing.told.add(self.worker_id)
+
+    async def finalize(self, generation: Generation) -> FinalizeReport:
+        self.fault("finalize")
+        crossing = self.group.crossing
+        if crossing is not None and crossing.crossed:
+            self.group.crossing = None
+        return FinalizeReport(self.worker_id, {"drop": 0.0}, self.kv_capacity_tokens())
+
+    async def rollback(self, generation: Generation) -> None:
+        self.fault("rollback")
+        crossing = self.group.crossing
+        if crossing is not None and crossing.change.generation == generation:
+            self.group.roll_back(crossing, "asked to")
+
+    async def leave(self) -> None:
+        self.fault("leave")
+        assert not self.samples, "it leaves with samples"
+        await asyncio.sleep(0.2)
+        self.die()
+
+    async def kill(self) -> None:
+        self.die()
+        await asyncio.sleep(0.05)
