@@ -65,6 +65,7 @@ class _Acts:
     async def static_then_elastic(self, stage: Stage, borrower_log: Path) -> DemoRecords:
         """Both begin with all workers warm; the other job asks for slots after the first."""
         client, progress = self._client, self._progress
+        progress.phase(f"waiting for {NUM_SLOTS} workers")
         await client.wait_for_workers(NUM_SLOTS, self._left_s(), progress.observe)
         progress.phase("static rollout")
         static = await client.replay(

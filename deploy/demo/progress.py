@@ -53,7 +53,8 @@ class Progress:
         self.say(what)
 
     def say(self, text: str) -> None:
-        self._console.print(Text(f"{self._clock()}  {text}"))
+        # Long lines are the terminal's to wrap, and stay whole in a file.
+        self._console.print(Text(f"{self._clock()}  {text}"), soft_wrap=True)
 
     def observe(self, seen: Observation) -> None:
         for operation in seen.operations:
@@ -66,7 +67,7 @@ class Progress:
             self._live.update(Text(line))
         elif time.monotonic() >= self._plain_line_due_s:
             self._plain_line_due_s = time.monotonic() + PLAIN_LINE_EVERY_S
-            self._console.print(Text(line))
+            self._console.print(Text(line), soft_wrap=True)
 
     def _tell(self, operation: OperationStatus) -> None:
         ended = operation.ended_at is not None

@@ -22,6 +22,7 @@ from deploy.make_model import make_model
 from service.settings import ServiceSettings
 
 PICTURE_NAME, MODEL_NAME, BORROWER_LOG_NAME = "demo.png", "model", "borrower.log"
+PLAIN_WIDTH = 110
 
 
 def run_demo(
@@ -34,7 +35,7 @@ def run_demo(
         ConfigError: the checkout lacks the trace, or has another one.
         UnavailableError: a part did not start, or did not answer within its bound.
     """
-    console = console or Console()
+    console = console or make_console()
     plan = plan_demo(load_trace(), short)
     out_dir.mkdir(parents=True, exist_ok=True)
     model_dir = out_dir / MODEL_NAME
@@ -44,7 +45,7 @@ def run_demo(
     with Progress(console) as progress:
         progress.phase(f"starting Ray, {NUM_SLOTS} workers and the HTTP service")
         with set_stage(_config(plan, workload, model_dir), progress.say) as stage:
-            progress.phase(f"slots: {stage.slots}; service at {stage.url}")
+            progress.say(f"slots: {stage.slots}; service: {stage.url}")
             records = asyncio.run(
                 perform(stage, plan, workload, out_dir / BORROWER_LOG_NAME, progress)
             )
@@ -57,6 +58,12 @@ def run_demo(
     print_summary(report, console)
     console.print(f"picture: {out_dir / PICTURE_NAME}")
     return report
+
+
+def make_console() -> Console:
+    """As wide as the terminal; in a file, wide enough for the tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
 
 
 def _workload(plan: DemoPlan, model_dir: Path) -> Workload:

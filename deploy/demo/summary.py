@@ -38,7 +38,7 @@ def print_summary(report: DemoReport, console: Console) -> None:
             f"{'identical' if regrown.identical_tokens else 'DIFFER'}, largest logprob difference "
             f"{regrown.max_abs_logprob_diff}."
         )
-    console.print(f"Slots: {report.machine.accelerators}. {report.caveat}")
+    console.print(f"Slots: {report.machine.accelerators}. {report.caveat}", soft_wrap=True)
     for promise in report.broken_promises:
         console.print(f"[red]broken promise:[/red] {promise}", highlight=False)
     if not report.broken_promises:
@@ -72,7 +72,7 @@ def _changes(report: DemoReport) -> Table:
         "gap ms",
         "moved",
         "experts per worker",
-        "slot used by the other job",
+        "slot borrowed",
     ):
         table.add_column(column, justify="right")
     for change in (*report.reconfigurations, *report.regrowth):
