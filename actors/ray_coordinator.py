@@ -89,10 +89,12 @@ class CoordinatorShell:
         if done:
             self._start.result()
             return True, "serving"
-        if self._coordinator is None:
-            return False, "the coordinator waits for the store"
-        health: Health = await self._coordinator.health()
-        return False, health.detail
+        if self._coordinator is not None:
+            try:
+                await self._coordinator.served_model()
+            except UnavailableError as error:  # it says what the start waits for
+                return False, error.message
+        return False, "the coordinator starts"
 
     async def served_model(self) -> ServedModel:
         return await (await self._serving()).served_model()
@@ -181,8 +183,8 @@ def launch(
             "connect to it, end it, or choose another namespace",
             field="namespace",
         )
-    start_store(namespace, settings.coordinator.reaper_timeout_s)
     try:
+        start_store(namespace, settings.coordinator.reaper_timeout_s)
         handle = (
             ray.remote(CoordinatorShell)
             .options(

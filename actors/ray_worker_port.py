@@ -46,9 +46,9 @@ class RayWorker:
         self._handle = handle
         self._settings = settings
 
-    async def place(self) -> WorkerPlace:
+    async def place(self, timeout_s: float) -> WorkerPlace:
         """Where the process runs; the first call waits for its start."""
-        return await self._call("place", self._settings.build_timeout_s)
+        return await self._call("place", timeout_s)
 
     async def build(self, spec: WorkerSpec) -> BuildReport:
         return await self._call("build", self._settings.build_timeout_s, spec)
@@ -126,21 +126,23 @@ class RayWorkerFactory:
         handle = await asyncio.to_thread(self._create, worker_id, lease)
         worker = RayWorker(worker_id, handle, self._settings)
         try:
-            await worker.place()
+            await worker.place(self._settings.build_timeout_s)
         except BaseException:
             await worker.kill()
             raise
         return worker
 
     async def attach(self, worker_id: WorkerId) -> RayWorker | None:
+        """A worker that is there but does not answer is ended: nobody else can reach it."""
         name = worker_name(worker_id)
         handle = await asyncio.to_thread(find_actor, name, self._namespace)
         if handle is None:
             return None
         worker = RayWorker(worker_id, handle, self._settings)
         try:
-            await worker.place()
+            await worker.place(self._settings.collective_timeout_s)
         except WorkerLostError:
+            await worker.kill()
             return None
         return worker
 

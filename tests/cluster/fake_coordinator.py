@@ -15,7 +15,7 @@ from actors.rollout_api import (
     WorkerStatus,
 )
 from actors.settings import RuntimeSettings
-from placement.errors import LeaseTimeoutError, RequestError, UnknownIdError
+from placement.errors import LeaseTimeoutError, RequestError, UnavailableError, UnknownIdError
 from placement.ids import RolloutId, WorkerId
 from tests.cluster.fake_member import make_spec
 
@@ -70,6 +70,8 @@ class FakeCoordinator:
             await asyncio.sleep(self._settings.coordinator.reaper_timeout_s / 3)
 
     async def served_model(self) -> ServedModel:
+        if self._waiting_for:
+            raise UnavailableError(f"the service is starting: {self._waiting_for}")
         return ServedModel(self._settings.model.path, 512, 128, True, (0,))
 
     async def submit(self, request: RolloutRequest) -> RolloutStatus:

@@ -6,17 +6,23 @@ import time
 
 from actors.protocol import (
     BuildReport,
+    Evicted,
     FinalizeReport,
     ModelFacts,
     PrepareReport,
     StepStats,
+    Switched,
+    Tokens,
+    WorkerEvent,
     WorkerReport,
     WorkerSpec,
 )
 from placement.errors import ConfigError, ExpertChecksumError
 from placement.ids import Generation, SampleId, WorkerId
 from placement.membership import GroupChange
-from placement.samples import Sample
+from placement.samples import FinishReason, Sample
+
+STEP_S = 0.01
 
 FACTS = ModelFacts(
     num_layers=2,
@@ -32,67 +38,103 @@ FACTS = ModelFacts(
 
 
 class FakeMember:
-    """Answers at once, except ``collect``, which waits as it is told.
+    """Decodes without a model: one token of every sample each ``STEP_S``, from its start on.
 
-    What it is asked to do follows from the spec's model: "refused" fails its build with an
-    error of ours, "bug" with one that is not; ``prepare`` of generation 13 finds a damaged
-    expert.
+    What goes wrong follows from the spec's model: "refused" fails its build with an error of
+    ours, "bug" with one that is not; ``prepare`` of generation 13 finds a damaged expert.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self._spec = spec
-        self._submitted: list[Sample] = []
-        self._arrived = threading.Condition()
+        self._me = spec.worker_id
+        self._model = spec.model
+        self._running: dict[SampleId, Sample] = {}
+        self._events: list[WorkerEvent] = []
+        self._change: GroupChange | None = None
+        self._steps = 0
+        self._changed = threading.Condition()
+        self._decoding = threading.Thread(target=self._decode, daemon=True)
 
     def build(self) -> BuildReport:
-        if self._spec.model == "refused":
+        if self._model == "refused":
             raise ConfigError("512 is more than 128; lower it", field="model.max_model_len")
-        if self._spec.model == "bug":
+        if self._model == "bug":
             raise ZeroDivisionError("a bug in the engine")
         names = ("OMP_NUM_THREADS", "VLLM_ENABLE_V1_MULTIPROCESSING", "CUDA_VISIBLE_DEVICES")
         environment = {name: os.environ.get(name, "") for name in names}
-        return BuildReport(self._spec.worker_id, FACTS, 1024, {"engine": 0.0}, environment)
+        return BuildReport(self._me, FACTS, 1024, {"engine": 0.0}, environment)
 
     def start(self) -> None:
-        pass
+        self._decoding.start()
 
     def submit(self, samples: list[Sample]) -> None:
-        with self._arrived:
-            self._submitted += samples
-            self._arrived.notify_all()
+        with self._changed:
+            self._running |= {sample.sample_id: sample for sample in samples}
 
     def cancel(self, sample_ids: list[SampleId]) -> None:
-        with self._arrived:
-            self._submitted = [s for s in self._submitted if s.sample_id not in sample_ids]
+        with self._changed:
+            self._evict([sample_id for sample_id in sample_ids if sample_id in self._running])
 
     def collect(self, acknowledged: int, wait_s: float) -> WorkerReport:
-        deadline_s = time.monotonic() + wait_s
-        with self._arrived:
-            while len(self._submitted) <= acknowledged:
-                if not self._arrived.wait(deadline_s - time.monotonic()):
-                    break
-            stats = StepStats(0, 0.0, 0.0, len(self._submitted), 0, 1024, 0.0, ())
-            return WorkerReport(self._spec.worker_id, len(self._submitted), (), stats)
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._events) > acknowledged, wait_s)
+            events = tuple(self._events[acknowledged:])
+            stats = StepStats(self._steps, 0.0, 0.0, len(self._running), 0, 1024, 0.0, ())
+            return WorkerReport(self._me, len(self._events), events, stats)
 
     def prepare(self, change: GroupChange) -> PrepareReport:
         if change.generation == 13:
             raise ExpertChecksumError("expert 3 of layer 1 arrived damaged; try again")
-        return PrepareReport(self._spec.worker_id, (0, 1), 2048, {"experts": 0.0}, 512)
+        self._change = change
+        return PrepareReport(self._me, change.experts_of(self._me), 2048, {"experts": 0.0}, 512)
 
     def discard(self, generation: Generation) -> None:
-        pass
+        self._change = None
 
     def switch(self, generation: Generation) -> None:
-        pass
+        assert self._change is not None
+        with self._changed:
+            if self._me in self._change.leavers:
+                self._evict(list(self._running))
+            self._events.append(Switched(generation, 0.001, 0.001, {}))
+            self._changed.notify_all()
+        if self._me in self._change.joiners:
+            self._decoding.start()
 
     def finalize(self, generation: Generation) -> FinalizeReport:
-        return FinalizeReport(self._spec.worker_id, {}, 512)
+        return FinalizeReport(self._me, {}, 512)
 
     def rollback(self, generation: Generation) -> None:
-        pass
+        self._change = None
 
     def leave(self) -> None:
         pass
+
+    def _evict(self, sample_ids: list[SampleId]) -> None:
+        for sample_id in sample_ids:
+            del self._running[sample_id]
+            self._events.append(Evicted(sample_id))
+        self._changed.notify_all()
+
+    def _decode(self) -> None:
+        while True:
+            time.sleep(STEP_S)
+            with self._changed:
+                self._steps += bool(self._running)
+                for sample in list(self._running.values()):
+                    self._step(sample)
+                self._changed.notify_all()
+
+    def _step(self, sample: Sample) -> None:
+        """The token is its own position in the response."""
+        position = len(sample.generated_ids)
+        ended = position + 1 >= sample.sampling.max_tokens
+        reason = FinishReason.LENGTH if ended else None
+        self._events.append(Tokens(sample.sample_id, position, (position,), (-0.5,), reason))
+        if ended:
+            del self._running[sample.sample_id]
+        else:
+            grown = sample.continued((*sample.generated_ids, position))
+            self._running[sample.sample_id] = grown
 
 
 def make_spec(worker_id: int, model: str = "fake") -> WorkerSpec:

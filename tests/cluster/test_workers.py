@@ -12,6 +12,7 @@ import pytest
 import ray
 
 from actors.ports import Lease
+from actors.protocol import Tokens
 from actors.ray_leases import RayLeases
 from actors.ray_processes import ask_node
 from actors.ray_tables import read_process
@@ -76,11 +77,12 @@ async def test_a_long_poll_does_not_hold_back_a_submission_and_ends_with_it(
     factory: RayWorkerFactory, lease: Lease
 ) -> None:
     worker, _ = await built(factory, lease)
+    await worker.start()
     poll = asyncio.create_task(worker.collect(0, 20))
     assert (await worker.collect(0, 0.3)).cursor == 0
     started_s = time.monotonic()
     await worker.submit([Sample(SampleId("r/0/0"), (1, 2), Sampling(8), seed=1)])
-    assert (await poll).cursor == 1
+    assert (await poll).events[0] == Tokens(SampleId("r/0/0"), 0, (0,), (-0.5,))
     assert time.monotonic() - started_s < 5
 
 
@@ -98,7 +100,7 @@ async def test_our_errors_cross_the_border_with_type_message_and_field(
     await worker.build(make_spec(3))
     only = (WorkerId(3),)
     change = GroupChange(Generation(12), only, only, (), only * 4, ())
-    assert (await worker.prepare(change)).experts == (0, 1)
+    assert (await worker.prepare(change)).experts == (0, 1, 2, 3)
     with pytest.raises(ExpertChecksumError) as damaged:
         await worker.prepare(replace(change, generation=Generation(13)))
     assert type(damaged.value) is ExpertChecksumError
@@ -191,12 +193,22 @@ async def test_a_later_coordinator_attaches_to_a_living_worker_only(
     worker, pid = await built(factory, lease)
     again = await factory.attach(WorkerId(3))
     assert again is not None
-    assert (await again.place()).pid == pid
+    assert (await again.place(5)).pid == pid
     assert await factory.attach(WorkerId(4)) is None
     await worker.leave()
     assert await factory.attach(WorkerId(3)) is None
     await leases.release(lease)
     assert await leases.existing() == []
+
+
+async def test_a_worker_that_hangs_is_ended_instead_of_attached(
+    namespace: str, factory: RayWorkerFactory, lease: Lease
+) -> None:
+    _, pid = await built(factory, lease)
+    os.kill(pid, signal.SIGSTOP)
+    hasty = RayWorkerFactory(SETTINGS.model_copy(update={"collective_timeout_s": 0.5}), namespace)
+    assert await hasty.attach(WorkerId(3)) is None
+    assert not psutil.pid_exists(pid)
 
 
 async def test_a_worker_without_its_lease_does_not_start(
