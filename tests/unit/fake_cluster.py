@@ -7,6 +7,7 @@ Tokens depend on nothing but the sample's seed and the position.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -68,7 +69,7 @@ class FakeLeases:
         self.slots = dict(slots)
         self.others: dict[str, float] = dict.fromkeys(slots, 0.0)
         self.leases: dict[str, Lease] = {}
-        self.living: dict[str, "FakeWorker"] = {}
+        self.living: dict[str, FakeWorker] = {}
         self.acquired = 0
         self._next = 0
         self._changed = asyncio.Event()
@@ -195,7 +196,7 @@ class FakeFactory:
 
     def enter(self, worker: "FakeWorker", members: tuple[WorkerId, ...]) -> None:
         self.joined.add(worker.worker_id)
-        if self.joined == set(members):
+        if self.joined >= set(members):
             self.members, self.joined = members, set()
             self.owner_E = initial_owners(NUM_EXPERTS, members)
             self.crossing = None
@@ -367,10 +368,8 @@ class FakeWorker:
             self._dropped = acknowledged
         if not self._events:
             self._more.clear()
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._more.wait(), wait_s)
-            except TimeoutError:
-                pass
         self.fault("collect")
         now = asyncio.get_running_loop().time()
         return WorkerReport(
