@@ -45,6 +45,7 @@ class SampleRecord:
     aborting: bool = False
     queued_s: float = 0.0
     decode_s: float = 0.0
+    waiting_view: SampleView | None = None
 
     @property
     def moved(self) -> bool:
@@ -54,6 +55,14 @@ class SampleRecord:
         return self.sample.continued(tuple(self.token_ids))
 
     def view(self) -> SampleView:
+        """Kept while the sample waits: a long queue is looked at far more often than it changes."""
+        if self.worker_id is not None:
+            return self._make_view()
+        if self.waiting_view is None:
+            self.waiting_view = self._make_view()
+        return self.waiting_view
+
+    def _make_view(self) -> SampleView:
         return SampleView(
             sample_id=self.sample.sample_id,
             context_tokens=len(self.sample.prompt_ids) + len(self.token_ids),
@@ -72,6 +81,7 @@ class SampleRecord:
                 self.decode_s += elapsed_s
         self.since = now
         self.worker_id = worker_id
+        self.waiting_view = None
         if worker_id is not None and self.worker_ids[-1:] != [worker_id]:
             self.worker_ids.append(worker_id)
 

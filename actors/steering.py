@@ -211,11 +211,10 @@ class Steering:
                 )
             )
             self._pin_static()
-            view = view_for_dispatch(self._crew, self._backlog, Strategy.STATIC, leaving)
-            for worker_id, ids in self._bind(
-                plan_static_chunks(view, self._backlog.chunk_worker())
-            ).items():
-                bound.setdefault(worker_id, []).extend(ids)
+            if chunk_worker := self._backlog.chunk_worker():
+                view = view_for_dispatch(self._crew, self._backlog, Strategy.STATIC, leaving)
+                for worker_id, ids in self._bind(plan_static_chunks(view, chunk_worker)).items():
+                    bound.setdefault(worker_id, []).extend(ids)
             await each_of(self._submit(worker_id, ids) for worker_id, ids in bound.items())
         if not self._backlog.num_queued and self._acquiring is None:
             self.waiting_for = ""
