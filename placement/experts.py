@@ -120,11 +120,13 @@ def _target_counts(
     """Even counts of which as many as possible are held already.
 
     With base = E // n, every member keeps min(held, base) whatever the choice; one of the
-    E % n larger shares saves one more move exactly where its member holds more than base.
+    E % n larger shares saves one more move exactly where its member holds more than base. Larger
+    shares that save none go to those who hold least, joiners first: a survivor that does not
+    have to take an expert keeps its KV for the samples that it decodes.
     """
     base, num_larger = divmod(num_experts, len(members))
-    by_held = sorted(members, key=lambda w: -held[w])  # stable: rank order among equals
-    return {w: base + (i < num_larger) for i, w in enumerate(by_held)}
+    by_claim = sorted(members, key=lambda w: -held[w] if held[w] > base else held[w])
+    return {w: base + (i < num_larger) for i, w in enumerate(by_claim)}
 
 
 def _spread(

@@ -10,8 +10,9 @@ Invariants:
     - Nobody leaves while samples are queued, nor before one of the load has ended.
     - The width never falls below the floor, except to nothing when all is drained.
     - A decision that is carried out is followed by KEEP, as long as no sample comes or ends: a
-      width is only chosen if nothing narrower would be chosen from there. (One exception: a
-      group in which nothing can proceed grows to the first width that holds its queue.)
+      width is only chosen if nothing narrower would be possible from there. Where samples are
+      packed so tightly that no such width exists, the group waits for the next one to end. (One
+      exception: a group in which nothing can proceed grows to the first width that will do.)
 """
 
 from collections import Counter
@@ -110,27 +111,33 @@ def _decide_growth(view: GroupView) -> WidthDecision:
 
 
 def _decide_release(view: GroupView) -> WidthDecision:
-    now, num_running = len(view.workers), len(view.running)
+    now = len(view.workers)
+    load = (
+        f"{len(view.running)} running samples that need up to "
+        f"{_need_tokens(view.running, view)} KV tokens"
+    )
+    first_enough = None
     for width in range(max(view.floor_workers, _least_width(view)), now):
         after = _shrunk(view, width)
-        if after is None or not _is_settled(after):
+        if after is None:
             continue
-        staying = {w.worker_id for w in after.workers}
-        leavers = tuple(w.worker_id for w in view.workers if w.worker_id not in staying)
-        num_moved = sum(s.worker_id in leavers for s in view.running)
-        return WidthDecision(
-            width,
-            leavers,
-            WidthReason.CONSOLIDATE if num_moved else WidthReason.IDLE,
-            f"{num_running} running samples that need up to {_need_tokens(view.running, view)} KV "
-            f"tokens fit on {_capacity(view, width)}; {num_moved} of them move, {now} workers now, "
-            f"floor {view.floor_workers}",
+        first_enough = first_enough or width
+        if _is_settled(after):
+            staying = {w.worker_id for w in after.workers}
+            leavers = tuple(w.worker_id for w in view.workers if w.worker_id not in staying)
+            num_moved = sum(s.worker_id in leavers for s in view.running)
+            return WidthDecision(
+                width,
+                leavers,
+                WidthReason.CONSOLIDATE if num_moved else WidthReason.IDLE,
+                f"{load} fit on {_capacity(view, width)}; {num_moved} of them move, {now} workers "
+                f"now, floor {view.floor_workers}",
+            )
+    if first_enough is not None:
+        return _keep(
+            view, f"{load}: {first_enough} workers would hold them, and soon after that fewer"
         )
-    return _keep(
-        view,
-        f"{num_running} running samples that need up to {_need_tokens(view.running, view)} KV "
-        f"tokens do not fit on fewer than {now} workers, floor {view.floor_workers}",
-    )
+    return _keep(view, f"{load} do not fit on fewer than {now} workers, floor {view.floor_workers}")
 
 
 def _keep(view: GroupView, explanation: str) -> WidthDecision:
