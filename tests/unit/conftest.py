@@ -8,7 +8,7 @@ import ray
 
 # No deadline per example: a busy machine is no failure (pytest-timeout bounds the whole test).
 hypothesis.settings.register_profile(
-    "unit", deadline=None, derandomize=True, database=None, max_examples=200
+    "unit", deadline=None, derandomize=True, database=None, max_examples=100
 )
 hypothesis.settings.load_profile("unit")
 
