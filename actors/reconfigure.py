@@ -216,11 +216,9 @@ class Reconfiguration:
     async def _give_up(self, error: FlexFloorError) -> None:
         """Nobody has switched: drop what was prepared and what joined."""
         failed_in = self.progress.phase
-        if failed_in is Phase.PREPARE:
-            await self._tell_all(self._old, "discard")
-        lost = [self._lost[w.worker_id] for w in self._old if w.worker_id in self._lost]
-        if lost:
-            raise GroupLostError("; ".join(lost))
+        all_dropped = failed_in is Phase.BUILD or await self._tell_all(self._old, "discard")
+        if not all_dropped or any(worker.worker_id in self._lost for worker in self._old):
+            raise GroupLostError(self._failure or "; ".join(self._lost.values()))
         self.progress.enter(Phase.ROLLED_BACK, self._crew.clock(), str(error))
         self._crew.telemetry.rollbacks.labels(failed_in).inc()
         await self._leave_no_trace()
@@ -229,14 +227,17 @@ class Reconfiguration:
         self.progress.enter(Phase.PAUSE, self._crew.clock())
         await self._tell_all(self._old + self._joiners, "switch")
 
-    async def _tell_all(self, workers: list[Worker], what: str) -> None:
-        """Call ``what`` of this generation on each; one that does not answer is lost."""
+    async def _tell_all(self, workers: list[Worker], what: str) -> bool:
+        """Call ``what`` of this generation on each; one that does not answer is lost. Returns
+        whether all did it."""
         calls = [getattr(worker.live, what)(self.generation) for worker in workers]
-        for worker, outcome in zip(workers, await each_of(calls), strict=True):
+        outcomes = await each_of(calls)
+        for worker, outcome in zip(workers, outcomes, strict=True):
             if isinstance(outcome, WorkerLostError):
                 self.lose(worker.worker_id, str(outcome))
             elif isinstance(outcome, FlexFloorError):
                 self._failure = self._failure or f"{what} on {worker.worker_id}: {outcome}"
+        return not any(isinstance(outcome, FlexFloorError) for outcome in outcomes)
 
     async def _await_verdict(self) -> _Verdict:
         timeout_s = self._crew.settings.group.switch_timeout_s
@@ -270,22 +271,13 @@ class Reconfiguration:
         return None
 
     async def _go_back(self) -> _Verdict:
-        """Restore the old membership: all of it has to say that it is back."""
+        """Restore the old membership: whoever has not said that it is back is asked to be, and
+        is when its answer comes."""
         failed_in = self.progress.phase
         self._failure = self._failure or "; ".join(self._lost.values())
-        await self._tell_all(
-            [worker for worker in self._old if worker.worker_id not in self._rolled_back],
-            "rollback",
-        )
-        try:
-            async with asyncio.timeout(self._crew.settings.group.switch_timeout_s):
-                while not all(worker.worker_id in self._rolled_back for worker in self._old):
-                    if any(worker.worker_id in self._lost for worker in self._old):
-                        return _Verdict.LOST
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            self._failure += "; and not all members came back to the old generation"
+        elsewhere = [worker for worker in self._old if worker.worker_id not in self._rolled_back]
+        all_back = await self._tell_all(elsewhere, "rollback")
+        if not all_back or any(worker.worker_id in self._lost for worker in self._old):
             return _Verdict.LOST
         self.progress.enter(Phase.ROLLED_BACK, self._crew.clock(), self._failure)
         self._crew.telemetry.rollbacks.labels(failed_in).inc()

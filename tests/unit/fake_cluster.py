@@ -423,7 +423,10 @@ class FakeWorker:
         self.fault("rollback")
         crossing = self.group.crossing
         if crossing is not None and crossing.change.generation == generation:
-            self.group.roll_back(crossing, "asked to")
+            if crossing.crossed:
+                self.group.roll_back(crossing, "asked to")
+            else:
+                self.group.crossing = None  # nobody has left the old generation: nothing to tell
 
     async def leave(self) -> None:
         self.fault("leave")
