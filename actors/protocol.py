@@ -22,8 +22,9 @@ class WorkerSpec:
         joiner: it joins a live group: built alone, weights come from peers in ``prepare``.
         store_address: host and port of the rendezvous store.
         engine_args: vLLM's own options, under their own names.
-        kv_memory_bytes: KV cache of a worker that holds ``num_experts / len(members)``
-            experts; it changes with the experts held.
+        kv_memory_bytes: KV cache of a worker that holds ``ceil(num_experts / max_workers)``
+            experts; each expert more or less takes or gives its bytes.
+        max_workers: see there; 0 stands for ``len(members)``.
         exact: the placement-invariant combine and its checks.
         max_samples: most samples at once.
         idle_beat_s: longest wait between two control words of an idle group.
@@ -41,6 +42,7 @@ class WorkerSpec:
     kv_memory_bytes: int
     exact: bool
     max_samples: int
+    max_workers: int = 0
     idle_beat_s: float = 0.02
     collective_timeout_s: float = 30.0
     device_backend: str = "gloo"

@@ -1,0 +1,34 @@
+"""The environment that vLLM reads while it is imported and configured.
+
+Imports nothing of vLLM, so it can be set first.
+"""
+
+import os
+
+CPU_ENVIRONMENT = {
+    # One thread per worker: workers that share cores only disturb each other with more.
+    "OMP_NUM_THREADS": "1",
+    "KMP_BLOCKTIME": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in the worker's own process
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose state `vllm_private` knows
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def set_environment(rank: int, size: int, store_address: tuple[str, int]) -> None:
+    """Defaults for what the user has not set, and the data-parallel place of this worker."""
+    for name, value in {**CPU_ENVIRONMENT, **ENVIRONMENT}.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(
+        VLLM_DP_SIZE=str(size),
+        VLLM_DP_RANK=str(rank),
+        VLLM_DP_RANK_LOCAL="0",
+        VLLM_DP_MASTER_IP=store_address[0],
+        VLLM_DP_MASTER_PORT=str(store_address[1]),
+    )

@@ -1,0 +1,547 @@
+"""One member of the elastic group: the decode loop in lockstep with its peers, and its part in
+every change of membership.
+
+Knows: when things happen on this worker and in which order. Leaves the engine to
+``engines.vllm_engine``, groups to ``groups``, bytes to ``migration``, decisions to the
+coordinator.
+
+Threads: the decode thread alone touches the engine and the live groups; everything else
+reaches it through jobs that run between two steps. Control calls (``prepare`` and the like)
+run on their callers' threads, beside decoding.
+
+The control word: before each step all members sum one small tensor, a column per rank:
+has it unfinished samples, and to which generation is it asked to cross. All cross at the
+first word in which all ask for the same one; nobody is told by the coordinator.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from actors.engines.environment import set_environment
+from actors.outbox import Outbox
+from actors.protocol import (
+    Broken,
+    BuildReport,
+    Evicted,
+    FinalizeReport,
+    PrepareReport,
+    RolledBack,
+    StepStats,
+    Switched,
+    Tokens,
+    WorkerReport,
+    WorkerSpec,
+)
+from placement.errors import FlexFloorError, MembershipError, RequestError
+from placement.ids import Generation, SampleId
+from placement.membership import GroupChange
+from placement.samples import FinishReason, Sample
+
+if TYPE_CHECKING:  # importing torch or vLLM before the environment is set would be too early
+    import torch.distributed as dist
+
+    from actors.engines.vllm_engine import Engine, Placement
+    from actors.engines.vllm_private import Coordinators
+    from actors.groups import GenerationGroups
+    from actors.migration import Transport
+
+RECENT_STEPS = 64
+JOB_TIMEOUT_S = 120.0
+"""Bound on a job's wait for the next step boundary: several collective timeouts."""
+
+
+class State(StrEnum):
+    BUILT = "built"
+    DECODING = "decoding"
+    STANDBY = "standby"  # left the group, still holds its experts
+    BROKEN = "broken"
+    LEFT = "left"
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A generation that is ready and not yet live. ``groups`` is None for a leaver."""
+
+    change: GroupChange
+    groups: "GenerationGroups | None"
+    transport: "Transport | None"
+    held_before: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Undo:
+    """What a return to the generation before needs, until ``finalize``."""
+
+    prepared: _Prepared
+    groups: "GenerationGroups"
+    coordinators: "Coordinators"
+    placement: "Placement"
+
+
+@dataclass(slots=True)
+class _Crossing:
+    """Times of the crossing in progress, on the monotonic clock."""
+
+    generation: Generation
+    last_step_end_s: float
+    commit_start_s: float
+    commit_end_s: float
+
+
+class Member:
+    """See the module's text. All public methods are thread-safe."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._outbox = Outbox()
+        self._wakeup = threading.Condition()
+        self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._state = State.BUILT
+        self._prepared: dict[Generation, _Prepared] = {}
+        self._armed: Generation | None = None
+        self._undo: _Undo | None = None
+        self._crossing: _Crossing | None = None
+        self._steps = 0
+        self._step_s_sum = 0.0
+        self._recent_step_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._last_step_end_s = time.monotonic()
+        self._last_token_s: float | None = None
+        self._max_token_gap_s = 0.0
+        self._engine: Engine
+        self._groups: GenerationGroups
+        self._store: dist.TCPStore
+        self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
+        self._thread.start()
+
+    # -------------------------------------------------------------------- life of a worker
+
+    def build(self) -> BuildReport:
+        """Host the engine, alone: founders and joiners alike meet their peers later.
+
+        Raises:
+            ModelRefusedError, ConfigError: the model, the mode or the memory does not work.
+        """
+        return self._at_boundary(self._build, timeout_s=None)
+
+    def _build(self) -> BuildReport:
+        started = time.perf_counter()
+        spec = self._spec
+        rank = spec.members.index(spec.worker_id)
+        set_environment(rank, len(spec.members), spec.store_address)
+        from actors.engines.vllm_engine import Engine
+        from actors.groups import connect_store, enter_placeholder_world, imagine_generation
+
+        imported = time.perf_counter()
+        self._store = connect_store(spec.store_address, spec.collective_timeout_s)
+        enter_placeholder_world(spec.worker_id)
+        self._groups = imagine_generation(spec.generation, spec.members, spec.worker_id)
+        self._engine = Engine(spec, self._groups)
+        return BuildReport(
+            worker_id=spec.worker_id,
+            facts=self._engine.facts,
+            kv_capacity_tokens=self._engine.kv_capacity_tokens,
+            phases_s={"import": imported - started, **self._engine.phases_s},
+            exact_report=self._engine.exact_report,
+            pid=os.getpid(),
+        )
+
+    def start(self) -> None:
+        """Founders: meet the peers and enter the decode loop."""
+        groups = self._form(self._spec.generation, self._spec.members)
+
+        def enter() -> None:
+            imagined = self._engine.enter(groups, self._engine.placement)
+            imagined.dismantle()
+            self._groups.retire()
+            self._groups = groups
+            self._set_state(State.DECODING)
+
+        self._at_boundary(enter)
+
+    def leave(self) -> None:
+        """Shut the engine down and end the decode thread; the process may exit then."""
+
+        def close() -> None:
+            if self._undo is not None and self._undo.prepared.transport is not None:
+                self._undo.prepared.transport.close()
+            self._groups.retire()
+            self._engine.close()
+            self._set_state(State.LEFT)
+
+        if self._state is not State.LEFT:
+            self._at_boundary(close)
+
+    # -------------------------------------------------------------------------- samples
+
+    def submit(self, samples: list[Sample]) -> None:
+        def add_all() -> None:
+            for sample in samples:
+                try:
+                    self._engine.add(sample)
+                except RequestError as error:
+                    self._outbox.put(
+                        Tokens(
+                            sample.sample_id,
+                            len(sample.generated_ids),
+                            (),
+                            (),
+                            FinishReason.FAILED,
+                            str(error),
+                        )
+                    )
+
+        self._post(add_all)
+
+    def cancel(self, sample_ids: list[SampleId]) -> None:
+        def evict_all() -> None:
+            for sample_id in sample_ids:
+                if self._engine.evict(sample_id):
+                    self._outbox.put(Evicted(sample_id))
+
+        self._post(evict_all)
+
+    def collect(self, acknowledged: int, wait_s: float) -> WorkerReport:
+        cursor, events = self._outbox.collect(acknowledged, wait_s)
+        gap_s, self._max_token_gap_s = self._max_token_gap_s, 0.0
+        stats = StepStats(
+            steps=self._steps,
+            step_s_sum=self._step_s_sum,
+            last_step_age_s=time.monotonic() - self._last_step_end_s,
+            running=self._engine.num_running,
+            kv_used_tokens=self._engine.kv_used_tokens,
+            kv_capacity_tokens=self._engine.kv_capacity_tokens,
+            max_token_gap_s=gap_s,
+            recent_step_s=tuple(self._recent_step_s),
+        )
+        return WorkerReport(self._spec.worker_id, cursor, events, stats)
+
+    # ------------------------------------------------------------------- change of membership
+
+    def prepare(self, change: GroupChange) -> PrepareReport:
+        """Beside decoding: groups of the new generation, dense weights, experts.
+
+        Raises:
+            MembershipError: it failed; the live generation was not touched.
+        """
+        from actors.migration import move_dense, move_experts
+
+        me = self._spec.worker_id
+        phases: dict[str, float] = {}
+        prepared = _Prepared(change, None, None, ())
+        self._prepared[change.generation] = prepared
+        received = 0
+        try:
+            with _timed(phases, "groups"):
+                prepared.transport = self._form_transport(change)
+                if me in change.new_members:
+                    prepared.groups = self._form(change.generation, change.new_members)
+            with _timed(phases, "room"):
+                self._at_boundary(lambda: self._make_room(prepared))
+            if prepared.transport is not None:
+                with _timed(phases, "dense"):
+                    received += move_dense(self._engine, prepared.transport, me, change)
+                    if me in change.joiners:
+                        self._at_boundary(self._engine.repack_dense)
+                with _timed(phases, "experts"):
+                    received += move_experts(self._engine, prepared.transport, me, change.moves)
+        except FlexFloorError:
+            raise
+        except RuntimeError as error:  # torch's collectives raise nothing more specific
+            raise MembershipError(f"worker {me} could not prepare: {error}") from error
+        return PrepareReport(
+            me,
+            tuple(change.experts_of(me)),
+            received,
+            phases,
+            self._engine.kv_capacity_tokens,
+        )
+
+    def _form(self, generation: Generation, members: tuple[Any, ...]) -> "GenerationGroups":
+        from actors.groups import form_generation
+
+        spec = self._spec
+        return form_generation(
+            generation,
+            members,
+            spec.worker_id,
+            spec.device_backend,
+            self._store.clone(),
+            spec.collective_timeout_s,
+        )
+
+    def _form_transport(self, change: GroupChange) -> "Transport | None":
+        from actors.groups import form_group
+        from actors.migration import GlooTransport
+
+        workers = {w for m in change.moves for w in (m.source, m.destination)}
+        workers |= {w for pair in change.dense_sources for w in pair}
+        me = self._spec.worker_id
+        if me not in workers:
+            return None
+        name = f"g{change.generation}.transfer"
+        members = tuple(sorted(workers))
+        timeout_s = self._spec.collective_timeout_s
+        if self._spec.device_backend == "nccl":
+            from actors.nccl_transport import NcclTransport
+
+            return NcclTransport(name, members, me, self._store.clone())
+        return GlooTransport(
+            form_group(name, members, me, "gloo", self._store.clone(), timeout_s)
+        )
+
+    def _make_room(self, prepared: _Prepared) -> None:
+        change, me = prepared.change, self._spec.worker_id
+        if me in change.joiners:
+            self._engine.forget_experts(())  # what it was built with is no expert of ours
+        prepared.held_before = self._engine.held_experts
+        if me in change.new_members:
+            self._engine.make_room(change.experts_of(me))
+
+    def discard(self, generation: Generation) -> None:
+        """Give up a prepared generation; experts that came for it go, KV comes back."""
+        prepared = self._prepared.pop(generation, None)
+        if prepared is None:
+            return
+        if self._armed == generation:
+            self._armed = None
+        self._at_boundary(lambda: self._engine.forget_experts(prepared.held_before))
+        _close(prepared)
+
+    def switch(self, generation: Generation) -> None:
+        """Cross over at the first step boundary on which all agree. Returns at once."""
+        prepared = self._prepared.get(generation)
+        if prepared is None:
+            raise MembershipError(f"generation {generation} is not prepared here")
+        if self._spec.worker_id in prepared.change.joiners:
+            self._post(lambda: self._cross(generation))
+        else:
+            self._armed = generation
+            self._notify()
+
+    def _cross(self, generation: Generation) -> None:
+        """On the decode thread, at the agreed boundary."""
+        from actors.engines.vllm_engine import Placement
+
+        self._armed = None
+        prepared = self._prepared.pop(generation)
+        start = time.monotonic()
+        if prepared.groups is None:
+            for sample_id in self._engine.running_ids():
+                self._engine.evict(sample_id)
+                self._outbox.put(Evicted(sample_id))
+            self._undo = _Undo(
+                prepared,
+                self._groups,
+                self._engine.coordinators,
+                self._engine.placement,
+            )
+            self._set_state(State.STANDBY)
+            self._outbox.put(Switched(generation, 0.0, 0.0, {}))
+            return
+        change = prepared.change
+        placement = Placement(change.new_members, change.owner_E)
+        self._undo = _Undo(
+            prepared, self._groups, self._engine.coordinators, self._engine.placement
+        )
+        self._engine.enter(prepared.groups, placement)
+        self._groups = prepared.groups
+        joins = self._spec.worker_id in change.joiners
+        last_step_end_s = start if joins else self._last_step_end_s
+        self._crossing = _Crossing(generation, last_step_end_s, start, time.monotonic())
+        self._set_state(State.DECODING)
+
+    def finalize(self, generation: Generation) -> FinalizeReport:
+        """Drop what a rollback would need: old groups, experts handed over."""
+        undo = self._undo
+        if undo is None or undo.prepared.change.generation != generation:
+            raise MembershipError(f"generation {generation} is not waiting to be finalized here")
+        phases: dict[str, float] = {}
+
+        def forget() -> None:
+            self._undo = None
+            self._engine.forget_experts(tuple(undo.prepared.change.experts_of(self._spec.worker_id)))
+
+        with _timed(phases, "experts"):
+            self._at_boundary(forget)
+        with _timed(phases, "groups"):
+            undo.coordinators.dismantle()
+            undo.groups.retire()
+            if undo.prepared.transport is not None:
+                undo.prepared.transport.close()
+        return FinalizeReport(self._spec.worker_id, phases, self._engine.kv_capacity_tokens)
+
+    def rollback(self, generation: Generation) -> None:
+        """Return to the generation before, if this member has crossed and has not yet returned."""
+        prepared = self._prepared.get(generation)
+        if prepared is not None:
+            self.discard(generation)
+            return
+
+        def go_back() -> None:
+            if self._undo is not None and self._undo.prepared.change.generation == generation:
+                self._go_back("the coordinator asked for it", resubmit=False)
+
+        self._at_boundary(go_back)
+
+    def _go_back(self, error: str, *, resubmit: bool) -> None:
+        """On the decode thread: undo the crossing and decode on in the old generation.
+
+        Closing the failed groups first lets peers that still wait in them fail at once.
+        """
+        undo = self._undo
+        assert undo is not None
+        self._undo = self._crossing = None
+        failed = undo.prepared.groups
+        if failed is not None:
+            failed.retire()
+            self._engine.go_back(undo.coordinators, undo.placement)
+            self._groups = undo.groups
+        if undo.prepared.transport is not None:
+            undo.prepared.transport.close()
+        resubmitted = self._engine.resubmit_all() if resubmit else 0
+        self._engine.forget_experts(undo.prepared.held_before)
+        self._set_state(State.DECODING)
+        generation = undo.prepared.change.generation
+        self._outbox.put(RolledBack(generation, error, resubmitted))
+
+    # --------------------------------------------------------------------------- decode loop
+
+    def _run(self) -> None:
+        while self._state is not State.LEFT:
+            self._run_jobs()
+            if self._state is not State.DECODING:
+                with self._wakeup:
+                    self._wakeup.wait_for(
+                        lambda: self._jobs or self._state in (State.DECODING, State.LEFT)
+                    )
+                continue
+            in_step = False
+            try:
+                busy, agreed = self._exchange_control_word()
+                if agreed is not None:
+                    self._cross(agreed)
+                elif busy or self._crossing is not None:
+                    in_step = True
+                    self._step()
+                else:
+                    self._last_step_end_s = time.monotonic()
+                    with self._wakeup:
+                        self._wakeup.wait_for(self._has_news, timeout=self._spec.idle_beat_s)
+            except Exception as error:  # whatever broke, it is reported and acted on
+                if self._undo is not None:
+                    self._go_back(repr(error), resubmit=in_step)
+                else:
+                    self._set_state(State.BROKEN)
+                    self._outbox.put(Broken(repr(error)))
+
+    def _has_news(self) -> bool:
+        return bool(self._jobs) or self._armed is not None
+
+    def _exchange_control_word(self) -> tuple[bool, Generation | None]:
+        """(somebody has unfinished samples, generation that all want to cross to)."""
+        import torch
+        import torch.distributed as dist
+
+        groups = self._groups
+        size = len(groups.members)
+        armed = self._armed
+        busy = self._engine.has_unfinished()
+        if size == 1:
+            return busy, armed
+        word = torch.zeros((2, size), dtype=torch.int32)
+        rank = groups.members.index(self._spec.worker_id)
+        word[0, rank] = int(busy)
+        word[1, rank] = armed or 0
+        dist.all_reduce(word, group=groups.host)
+        wanted = set(word[1].tolist())
+        agreed = Generation(wanted.pop()) if len(wanted) == 1 else Generation(0)
+        return bool(word[0].any()), agreed or None
+
+    def _step(self) -> None:
+        start = time.monotonic()
+        made = self._engine.step()
+        end = time.monotonic()
+        self._steps += 1
+        self._step_s_sum += end - start
+        self._recent_step_s.append(end - start)
+        self._last_step_end_s = end
+        for tokens in made:
+            self._outbox.put(tokens)
+        if made and self._last_token_s is not None:
+            self._max_token_gap_s = max(self._max_token_gap_s, end - self._last_token_s)
+        if made:
+            self._last_token_s = end
+        if not self._engine.has_unfinished():
+            self._last_token_s = None
+        if self._crossing is not None:
+            crossing, self._crossing = self._crossing, None
+            self._outbox.put(
+                Switched(
+                    crossing.generation,
+                    pause_s=start - crossing.last_step_end_s,
+                    first_step_s=end - start,
+                    phases_s={
+                        "agree": crossing.commit_start_s - crossing.last_step_end_s,
+                        "commit": crossing.commit_end_s - crossing.commit_start_s,
+                        "meet": start - crossing.commit_end_s,
+                    },
+                )
+            )
+
+    # ---------------------------------------------------------------------------------- jobs
+
+    def _post(self, job: Callable[[], Any]) -> "Future[Any]":
+        if self._state is State.LEFT:
+            raise MembershipError(f"worker {self._spec.worker_id} has left")
+        future: Future[Any] = Future()
+        with self._wakeup:
+            self._jobs.append((job, future))
+            self._wakeup.notify_all()
+        return future
+
+    def _at_boundary(self, job: Callable[[], Any], timeout_s: float | None = JOB_TIMEOUT_S) -> Any:
+        """Run ``job`` on the decode thread between two steps, and wait for its result."""
+        return self._post(job).result(timeout_s)
+
+    def _run_jobs(self) -> None:
+        while self._jobs:
+            job, future = self._jobs.popleft()
+            try:
+                future.set_result(job())
+            except Exception as error:  # it belongs to whoever posted the job
+                future.set_exception(error)
+
+    def _set_state(self, state: State) -> None:
+        self._state = state
+        self._notify()
+
+    def _notify(self) -> None:
+        with self._wakeup:
+            self._wakeup.notify_all()
+
+
+def _close(prepared: _Prepared) -> None:
+    if prepared.transport is not None:
+        prepared.transport.close()
+    if prepared.groups is not None:
+        prepared.groups.retire()
+
+
+class _timed:
+    """Adds the seconds of a block to ``phases_s[name]``."""
+
+    def __init__(self, phases_s: dict[str, float], name: str) -> None:
+        self._phases_s, self._name = phases_s, name
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_error: object) -> None:
+        self._phases_s[self._name] = time.perf_counter() - self._start

@@ -1,0 +1,304 @@
+"""A group of real members in real processes, driven without Ray.
+
+Plays the coordinator's part in as few lines as it can: one call per phase, so that a test can
+do something between two phases. Every wait is bounded; ``close`` kills what is left, by pid.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch.distributed as dist
+
+from actors.member import Member
+from actors.protocol import (
+    Broken,
+    BuildReport,
+    Evicted,
+    RolledBack,
+    Switched,
+    Tokens,
+    WorkerEvent,
+    WorkerSpec,
+)
+from placement.experts import initial_owners, plan_group_change
+from placement.ids import Generation, SampleId, WorkerId
+from placement.membership import GroupChange
+from placement.samples import FinishReason, Sample
+
+CALL_TIMEOUT_S = 90.0
+
+
+def _host(spec: WorkerSpec, pipe: Connection) -> None:
+    """Main of a worker process: answers each call on a thread of its own."""
+    os.setsid()
+    member = Member(spec)
+    lock = threading.Lock()
+
+    def answer(call_id: int, target: str | Callable[..., Any], args: tuple[Any, ...]) -> None:
+        try:
+            result: Any = getattr(member, target)(*args) if isinstance(target, str) else target(
+                member, *args
+            )
+        except Exception as error:
+            result = error
+        with lock:
+            pipe.send((call_id, result))
+
+    while True:
+        try:
+            call_id, target, args = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        threading.Thread(target=answer, args=(call_id, target, args), daemon=True).start()
+
+
+class Worker:
+    """A member in its process."""
+
+    def __init__(self, spec: WorkerSpec, context: Any) -> None:
+        self.spec = spec
+        ours, theirs = context.Pipe()
+        self._pipe: Connection = ours
+        self.process = context.Process(target=_host, args=(spec, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+        self._calls: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+        threading.Thread(target=self._receive, daemon=True).start()
+        self.acknowledged = 0
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                call_id, result = self._pipe.recv()
+                future = self._calls.pop(call_id)
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
+        except (EOFError, OSError):
+            for future in self._calls.values():
+                future.set_exception(ConnectionError(f"worker {self.spec.worker_id} is gone"))
+
+    def call(self, target: str | Callable[..., Any], *args: Any) -> "Future[Any]":
+        """A method of ``Member`` by name, or an importable function of (member, *args)."""
+        future: Future[Any] = Future()
+        with self._lock:
+            call_id = id(future)
+            self._calls[call_id] = future
+            try:
+                self._pipe.send((call_id, target, args))
+            except OSError:
+                self._calls.pop(call_id)
+                future.set_exception(ConnectionError(f"worker {self.spec.worker_id} is gone"))
+        return future
+
+    def do(self, target: str | Callable[..., Any], *args: Any) -> Any:
+        return self.call(target, *args).result(CALL_TIMEOUT_S)
+
+    def kill(self) -> None:
+        if self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(20)
+
+
+@dataclass
+class Response:
+    """What has come of one sample."""
+
+    sample: Sample
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: FinishReason | None = None
+    error: str = ""
+    workers: list[WorkerId] = field(default_factory=list)
+
+
+class LocalGroup:
+    """The members, their experts and the samples of one test."""
+
+    def __init__(self, model: str, size: int, **spec: Any) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["tests.engine.preload"])
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._spec: dict[str, Any] = {
+            "store_address": ("127.0.0.1", self._store.port),
+            "model": model,
+            "engine_args": {"max_model_len": 1024, "dtype": "bfloat16"},
+            "kv_memory_bytes": 24 << 20,
+            "exact": True,
+            "max_samples": 16,
+            "max_workers": 4,
+            "collective_timeout_s": 15.0,
+            **spec,
+        }
+        self.workers: dict[WorkerId, Worker] = {}
+        self.builds: dict[WorkerId, BuildReport] = {}
+        self.responses: dict[SampleId, Response] = {}
+        self.events: list[tuple[WorkerId, WorkerEvent]] = []
+        self.waiting: list[SampleId] = []
+        self.members = tuple(WorkerId(i) for i in range(size))
+        self._next_id = size
+        self.generation = Generation(1)
+        try:
+            self._build(self.members, self.members, self.generation, joiner=False)
+            self._all(self.members, "start")
+        except BaseException:
+            self.close()
+            raise
+        self.owner_E = initial_owners(self.num_experts, self.members)
+
+    @property
+    def num_experts(self) -> int:
+        return next(iter(self.builds.values())).facts.num_experts
+
+    # ------------------------------------------------------------------------- membership
+
+    def _build(
+        self,
+        new: tuple[WorkerId, ...],
+        members: tuple[WorkerId, ...],
+        generation: Generation,
+        *,
+        joiner: bool,
+    ) -> None:
+        for w in new:
+            spec = WorkerSpec(w, members, generation, joiner, **self._spec)
+            self.workers[w] = Worker(spec, self._context)
+        self.builds |= self._all(new, "build")
+
+    def _all(
+        self, workers: tuple[WorkerId, ...], target: str | Callable[..., Any], *args: Any
+    ) -> dict[WorkerId, Any]:
+        calls = {w: self.workers[w].call(target, *args) for w in workers}
+        wait(calls.values(), CALL_TIMEOUT_S)
+        errors = {w: e for w, call in calls.items() if call.done() and (e := call.exception())}
+        if errors:  # the first cause, not the peers' time-outs that follow from it
+            raise min(errors.values(), key=lambda e: "imed out" in str(e))
+        return {w: call.result(0) for w, call in calls.items()}
+
+    def plan(self, leave: tuple[int, ...] = (), join: int = 0) -> GroupChange:
+        """Build ``join`` joiners and plan the change; nothing else happens yet."""
+        joiners = tuple(WorkerId(self._next_id + i) for i in range(join))
+        self._next_id += join
+        new = tuple(w for w in self.members if w not in leave) + joiners
+        self.generation = Generation(self.generation + 1)
+        if joiners:
+            self._build(joiners, new, self.generation, joiner=True)
+        return plan_group_change(self.generation, self.members, new, self.owner_E)
+
+    def prepare(self, change: GroupChange) -> dict[WorkerId, Any]:
+        return self._all(change.old_members + change.joiners, "prepare", change)
+
+    def switch(self, change: GroupChange) -> dict[WorkerId, Switched]:
+        """Cross over; moved samples go to the survivor with the fewest."""
+        self._all(change.old_members + change.joiners, "switch", change.generation)
+        crossed = {
+            w: self.wait_for(w, Switched, change.generation)
+            for w in change.old_members + change.joiners
+        }
+        self.members, self.owner_E = change.new_members, change.owner_E
+        self.place_waiting()
+        return crossed
+
+    def finalize(self, change: GroupChange) -> None:
+        self._all(change.new_members, "finalize", change.generation)
+        for w in change.leavers:
+            self.workers[w].do("leave")
+            self.retire(w)
+
+    def change(self, leave: tuple[int, ...] = (), join: int = 0) -> dict[WorkerId, Switched]:
+        """The whole routine."""
+        change = self.plan(leave, join)
+        self.prepare(change)
+        crossed = self.switch(change)
+        self.finalize(change)
+        return crossed
+
+    def retire(self, worker_id: WorkerId) -> None:
+        self.workers.pop(worker_id).kill()
+
+    # ----------------------------------------------------------------------------- samples
+
+    def submit(self, worker: int, *samples: Sample) -> None:
+        for sample in samples:
+            self.responses.setdefault(sample.sample_id, Response(sample))
+            self.responses[sample.sample_id].workers.append(WorkerId(worker))
+        self.workers[WorkerId(worker)].do("submit", list(samples))
+
+    def place_waiting(self) -> None:
+        """Give samples that a leaver let go to the members with the fewest."""
+        for sample_id in self.waiting:
+            response = self.responses[sample_id]
+            load = {w: 0 for w in self.members}
+            for other in self.responses.values():
+                if other.finish is None and other.workers[-1] in load:
+                    load[other.workers[-1]] += 1
+            worker = min(self.members, key=lambda w: (load[w], w))
+            self.submit(worker, response.sample.continued(tuple(response.token_ids)))
+        self.waiting.clear()
+
+    def collect(self, worker_id: WorkerId, wait_s: float = 0.0) -> None:
+        worker = self.workers[worker_id]
+        report = worker.do("collect", worker.acknowledged, wait_s)
+        worker.acknowledged = report.cursor
+        for event in report.events:
+            self.events.append((worker_id, event))
+            if isinstance(event, Tokens):
+                response = self.responses[event.sample_id]
+                assert event.start == len(response.token_ids)
+                response.token_ids += event.token_ids
+                response.logprobs += event.logprobs
+                response.finish, response.error = event.finish_reason, event.error
+            elif isinstance(event, Evicted):
+                self.waiting.append(event.sample_id)
+
+    def wait_until(self, condition: Callable[[], bool], *, rounds: int = 600) -> None:
+        """Collect from all members until ``condition`` holds; bounded."""
+        for _ in range(rounds):
+            for w in list(self.workers):
+                self.collect(w)
+            if condition():
+                return
+            self.collect(self.members[0], wait_s=0.2)
+        raise TimeoutError(f"after {rounds} rounds: {self.events[-5:]}")
+
+    def wait_for(self, worker_id: WorkerId, kind: type, generation: Generation) -> Any:
+        def seen() -> list[Any]:
+            return [
+                e
+                for w, e in self.events
+                if w == worker_id
+                and (isinstance(e, Broken) or (isinstance(e, kind) and e.generation == generation))
+            ]
+
+        self.wait_until(lambda: bool(seen()))
+        event = seen()[-1]
+        if isinstance(event, Broken) and kind is not Broken:
+            raise ConnectionError(event.error)
+        return event
+
+    def wait_for_rollback(self, worker_id: WorkerId, generation: Generation) -> RolledBack:
+        rolled_back: RolledBack = self.wait_for(worker_id, RolledBack, generation)
+        return rolled_back
+
+    def wait_for_tokens(self, sample_id: SampleId, count: int) -> None:
+        self.wait_until(lambda: len(self.responses[sample_id].token_ids) >= count)
+
+    def finish_all(self) -> dict[SampleId, Response]:
+        """Decode until every sample has ended; the responses so far, cleared."""
+        self.wait_until(lambda: all(r.finish is not None for r in self.responses.values()))
+        done, self.responses = self.responses, {}
+        return done
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.kill()
+        self.workers.clear()
