@@ -82,7 +82,7 @@ def serve(
         os.environ.setdefault(name, value)
     from deploy.serving import serve_until_signal  # noqa: PLC0415 - imports Ray
 
-    serve_until_signal(settings, address, ready=typer.echo, say=_say)
+    serve_until_signal(settings, address, out=sys.stdout, say=_say)
 
 
 @app.command("check-config")

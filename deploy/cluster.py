@@ -6,6 +6,7 @@ many GPUs as it is told, so that placement works as on a real node while all wor
 cores. Whoever starts such a cluster is told so.
 """
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +42,12 @@ def ray_cluster(
             if address is None:
                 _start_local(namespace, worker_resources, max_workers, say)
             else:
-                ray.init(address=address, namespace=namespace, log_to_driver=False)
+                ray.init(
+                    address=address,
+                    namespace=namespace,
+                    log_to_driver=False,
+                    logging_level=logging.WARNING,
+                )
         except (ConnectionError, TimeoutError, RuntimeError) as error:
             where = f"at {address}" if address else "could be started on this machine"
             raise UnavailableError(f"no Ray cluster {where}: {error}") from error
@@ -76,4 +82,5 @@ def _start_local(
         resources={name: float(amount) for name, amount in wanted.items()},
         include_dashboard=False,
         log_to_driver=False,
+        logging_level=logging.WARNING,
     )

@@ -8,12 +8,14 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from types import FrameType
+from typing import TextIO
 
-from actors.ray_coordinator import launch, shutdown_runtime
+from actors.ray_coordinator import COORDINATOR, launch, shutdown_runtime
 from deploy import application
 from deploy.cluster import ray_cluster
 from deploy.config import FlexFloorConfig
@@ -25,20 +27,24 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def serve_until_signal(
     config: FlexFloorConfig,
     address: str | None,
-    ready: Callable[[str], None],
+    out: TextIO,
     say: Callable[[str], None],
+    *,
+    coordinator: str = COORDINATOR,
 ) -> None:
     """Serve until a stop signal.
 
     Args:
-        ready: told one line, once requests can be decoded.
+        out: gets exactly one line, once requests can be decoded. What Ray prints by itself
+            goes to stderr.
         say: told what is being waited for.
+        coordinator: import path of what the coordinator's actor hosts.
 
     Raises: FlexFloorError.
     """
     check_port(config.service.host, config.service.port)
-    logging.getLogger("ray").setLevel(logging.WARNING)  # its progress is told by `say`
-    with stop_signals_interrupt(), ExitStack() as started:
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # `say` tells the progress
+    with redirect_stdout(sys.stderr), stop_signals_interrupt(), ExitStack() as started:
         try:
             started.enter_context(
                 ray_cluster(
@@ -47,12 +53,13 @@ def serve_until_signal(
             )
             interrupt_on_stop_signals()  # again: starting Ray sets handlers of its own
             # Not before: a launch that is refused must not end the runtime that is there.
-            coordinator = launch(config.runtime, say=say)
+            client = launch(config.runtime, say=say, coordinator=coordinator)
             started.callback(shutdown_runtime, config.namespace, say=say)
             started.callback(application.stop)
             url = application.run(config)
-            workers = asyncio.run(coordinator.health()).workers
-            ready(f"FlexFloor serves {config.model.path} on {workers} workers at {url}")
+            workers = asyncio.run(client.health()).workers
+            out.write(f"FlexFloor serves {config.model.path} on {workers} workers at {url}\n")
+            out.flush()
             threading.Event().wait()
         except KeyboardInterrupt:
             say("ending the HTTP service, workers and leases")
