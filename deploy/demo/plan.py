@@ -28,8 +28,8 @@ def plan_demo(recorded: Trace, short: bool) -> DemoPlan:
     """In both, the four workers together have room for exactly all samples."""
     if short:
         return DemoPlan(
-            trace=recorded.first(num_prompts=8, num_samples=2).scaled(96),
-            max_tokens=96,
+            trace=recorded.first(num_prompts=8, num_samples=2).scaled(256),
+            max_tokens=256,
             max_samples_per_worker=4,
             regrown_max_tokens=None,
             limit_s=240,

@@ -19,7 +19,7 @@ from actors.rollout_api import OperationStatus, RolloutStatus, SampleResult, Wor
 from deploy.demo.records import ArrivedSample, Replay, Snapshot
 from placement.errors import UnavailableError
 
-POLL_S = 0.5
+POLL_S = 0.25
 OPERATION_TIMEOUT_S = 60.0
 """Bound on a change that is still in progress when its rollout has ended."""
 

@@ -78,15 +78,16 @@ def active_samples(replay: Replay) -> tuple[tuple[float, int], ...]:
 
 
 def _observed(replay: Replay, slot_of_worker: dict[WorkerId, str]) -> dict[str, list[Span]]:
-    """What the snapshots saw; each holds until the next one, adjoining equal ones are one."""
+    """What the snapshots saw; each holds until the next one, or until the slot went back.
+    Adjoining equal ones are one."""
     spans: dict[str, list[Span]] = defaultdict(list)
+    removed_at = {r.worker_id: r.removed_at for op in replay.operations for r in op.released}
     ends = [s.at for s in replay.snapshots[1:]] + [replay.ended_at]
     for snapshot, end in zip(replay.snapshots, ends, strict=True):
         for worker in snapshot.workers:
-            decodes = worker.running > 0
-            span = _clipped(
-                Activity.DECODING if decodes else Activity.IDLE, snapshot.at, end, replay
-            )
+            activity = Activity.DECODING if worker.running > 0 else Activity.IDLE
+            left_at = min(end, removed_at.get(worker.worker_id, end))
+            span = _clipped(activity, snapshot.at, left_at, replay)
             lane = spans[slot_of_worker[worker.worker_id]]
             if lane and (lane[-1].activity, lane[-1].end_s) == (span.activity, span.start_s):
                 lane[-1] = Span(span.activity, lane[-1].start_s, span.end_s)

@@ -15,7 +15,8 @@ def test_a_slot_goes_from_decoding_over_idle_to_freed_and_borrowed() -> None:
         Activity.RECONFIGURING,
         Activity.BORROWED,
     ]
-    freed, _, decoding, reconfiguring, borrowed = lane
+    freed, idle, decoding, reconfiguring, borrowed = lane
+    assert (idle.start_s, idle.end_s) == (10, 11.5)  # the next snapshot is at 20
     assert decoding == Span(Activity.DECODING, 0, 10)
     assert (reconfiguring.start_s, reconfiguring.end_s) == (10, 11.5)
     assert (freed.start_s, freed.end_s) == (11.5, 42)
