@@ -163,7 +163,8 @@ class FakeFactory:
     """All worker processes, and the lockstep that binds them.
 
     ``faults``: (worker id, call) -> the error to raise; ``WorkerLostError`` also ends the
-    process. The calls are those of the port, and "cross" (when it crosses over).
+    process. The calls are those of the port, "cross" (as it crosses over) and "crossed" (right
+    behind it, before anybody has collected what it reported).
     """
 
     def __init__(self, leases: FakeLeases) -> None:
@@ -326,6 +327,7 @@ class FakeWorker:
         first_step_s = 0.0 if self.worker_id in change.leavers else STEP_S
         phases_s = {"agree": 0.01, "commit": 0.02}
         self.emit(Switched(change.generation, 0.03, first_step_s, phases_s))
+        self.fault("crossed", quiet=True)
 
     def evict_all(self) -> None:
         for sample_id in list(self.samples):

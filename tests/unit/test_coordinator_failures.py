@@ -76,6 +76,15 @@ def test_whoever_dies_while_finalizing_costs_no_token(worker: int) -> None:
     assert bool(first.error) is not leaver
 
 
+@pytest.mark.parametrize("worker", [0, 1, 2, 3])
+def test_a_leaver_that_dies_when_it_is_no_longer_needed_does_not_stop_the_change(
+    worker: int,
+) -> None:
+    first, *_ = run(shrink_with((worker, "crossed"), DEAD))
+    leaver = worker not in first.new_members
+    assert first.phase is (Phase.DONE if leaver else Phase.ROLLED_BACK)
+
+
 def test_a_leaver_that_does_not_leave_is_killed() -> None:
     async def main() -> None:
         world = World()

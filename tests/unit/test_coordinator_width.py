@@ -78,6 +78,24 @@ def test_a_released_group_grows_back_for_the_next_rollout() -> None:
     run(main())
 
 
+def test_samples_that_come_during_a_release_fit_into_what_is_left_behind_it() -> None:
+    async def main() -> None:
+        world = World()
+        async with started(world, make_settings(max_samples_per_worker=200)) as coordinator:
+            await coordinator.submit(make_request("r", TAIL))
+            while not await coordinator.operations():
+                await asyncio.sleep(0.01)
+            lengths = [50] * 400
+            await coordinator.submit(make_request("many", lengths))
+            check_tokens(await all_results(coordinator, "many"), lengths)
+            check_tokens(await all_results(coordinator, "r"), TAIL)
+            release = (await coordinator.operations())[0]
+            assert len(release.new_members) == 1
+            assert world.factory.peak_running > 16
+
+    run(main())
+
+
 def test_idle_workers_all_takes_everybody_back() -> None:
     async def main() -> None:
         world = World()
