@@ -26,6 +26,11 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
+def cause_of_death(error: RayActorError) -> str:
+    """What Ray knows of an actor's end, on one line, without the actor's own particulars."""
+    return " ".join(line for line in str(error).splitlines() if line and line[0] != "\t")
+
+
 async def await_answer(
     ref: "ObjectRef[Any]", timeout_s: float, *, who: str, what: str, lost: type[FlexFloorError]
 ) -> Any:
@@ -40,10 +45,12 @@ async def await_answer(
         RayTaskError: the method raised something that is not ours.
     """
     try:
-        return await asyncio.wait_for(ref, timeout_s)
+        # Not wait_for: in Python 3.11 it drops a cancellation that comes together with the answer.
+        async with asyncio.timeout(timeout_s):
+            return await ref
     except RayTaskError as error:
         raise own_error(error) or error from None
     except RayActorError as error:
-        raise lost(f"{who} ended before it answered {what}: {first_line(error)}") from error
+        raise lost(f"{who} ended before it answered {what}: {cause_of_death(error)}") from error
     except TimeoutError:
         raise lost(f"{who} did not answer {what} within {timeout_s:g} s") from None

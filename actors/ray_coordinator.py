@@ -165,7 +165,8 @@ def launch(
 ) -> CoordinatorClient:
     """Start the store and the coordinator, and return when it serves.
 
-    If that fails or is interrupted, everything that was started is ended again.
+    What a dead runtime has left in the namespace is ended first. If the start fails or is
+    interrupted, everything that was started is ended again.
 
     Args:
         say: is told what is awaited, as it changes.
@@ -183,6 +184,8 @@ def launch(
             "connect to it, end it, or choose another namespace",
             field="namespace",
         )
+    # Workers of one that ended without a farewell were built from other settings than these.
+    shutdown_runtime(namespace, say=logger.info)
     try:
         start_store(namespace, settings.coordinator.reaper_timeout_s)
         handle = (

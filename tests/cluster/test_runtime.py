@@ -13,7 +13,13 @@ from actors.ray_coordinator import connect, launch, shutdown_runtime
 from actors.ray_coordinator_client import CoordinatorClient
 from actors.ray_leases import RayLeases
 from actors.ray_tables import read_process
-from actors.ray_teardown import COORDINATOR_NAME, STORE_NAME, find_actor, worker_name
+from actors.ray_teardown import (
+    COORDINATOR_NAME,
+    STORE_NAME,
+    end_named_actor,
+    find_actor,
+    worker_name,
+)
 from actors.rollout_api import RolloutRequest
 from actors.settings import LeaseSettings, RuntimeSettings
 from placement.errors import (
@@ -105,6 +111,16 @@ async def test_a_second_launch_in_the_same_namespace_is_refused(namespace: str) 
     with pytest.raises(ConfigError, match="runs already"):
         await asyncio.to_thread(launch, settings(namespace, 1), **FAKES)
     assert len(await first.workers()) == 1
+
+
+async def test_a_launch_does_not_inherit_what_a_dead_runtime_left(namespace: str) -> None:
+    await asyncio.to_thread(launch, settings(namespace), **FAKES)
+    left = pids_of(namespace)
+    await asyncio.to_thread(end_named_actor, COORDINATOR_NAME, namespace, 10)
+    client = await asyncio.to_thread(launch, settings(namespace, 1, model="other"), **FAKES)
+    assert not any(map(psutil.pid_exists, left))
+    assert (await client.served_model()).path == "other"
+    assert len(await RayLeases(LeaseSettings(), namespace).existing()) == 1
 
 
 def test_connecting_to_nothing_says_so(namespace: str) -> None:

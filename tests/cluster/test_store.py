@@ -122,10 +122,10 @@ async def test_when_heartbeats_stop_workers_and_leases_end_and_then_the_store(
 
     coordinator.cancel()
     stopped_s = time.monotonic()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while psutil.pid_exists(store_process.pid):
             await asyncio.sleep(0.05)
-    assert 2.5 < time.monotonic() - stopped_s < 15
+    assert 2.5 < time.monotonic() - stopped_s < 30
     assert not any(map(psutil.pid_exists, pids))
     assert await leases.existing() == []
     assert find_actor(STORE_NAME, namespace) is None
