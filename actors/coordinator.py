@@ -213,7 +213,7 @@ class Coordinator:
         ]
 
     async def operations(self) -> list[OperationStatus]:
-        return [operation.status() for operation in self._steering.operations]
+        return [operation.status() for operation in self._steering.width.operations]
 
     async def health(self) -> Health:
         now = self._clock()
@@ -238,7 +238,7 @@ class Coordinator:
             detail=detail,
             last_step_age_s=age_s,
             workers=len(self._crew.roster.members),
-            wanted_workers=self._steering.wanted_workers,
+            wanted_workers=self._steering.width.wanted_workers,
         )
 
     async def metrics_text(self) -> bytes:

@@ -81,9 +81,13 @@ class Crew:
             remaining_s = deadline - self.clock()
             if remaining_s <= 0:
                 break
-            granted = await self._leases.acquire(
-                count - len(workers), min(_ACQUIRE_SLICE_S, remaining_s), say
-            )
+            try:
+                granted = await self._leases.acquire(
+                    count - len(workers), min(_ACQUIRE_SLICE_S, remaining_s), say
+                )
+            except FlexFloorError:
+                await self.kill(workers)
+                raise
             workers += [self.enlist(lease) for lease in granted]
         self.telemetry.lease_wait_s.observe(self.clock() - started_at)
         if len(workers) >= enough:
