@@ -60,5 +60,5 @@ test: check ## Checks, then all tests but the long ones
 test-long: setup ## The long tests (tens of minutes)
 	$(LIMIT) 3600 $(PYTEST) -m "long" tests
 
-bench: setup ## Run the benchmark scenarios
-	$(BIN)/python -m benchmarks
+bench: setup ## Measure the recorded batch on this machine; the result is named by its commit
+	$(BIN)/flexfloor demo --out out --json out/bench-$$(git describe --always --dirty).json
