@@ -7,13 +7,13 @@ cannot be restored nor finished is a lost group, and whoever runs this begins af
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from enum import StrEnum
 from typing import Any, TypeVar
 
 from actors.backlog import Backlog
 from actors.change_report import ChangeReport
 from actors.concurrently import all_of, each_of, end
 from actors.crew import Crew
+from actors.crossing import Crossing, Verdict
 from actors.protocol import Evicted, FinalizeReport, RolledBack, Switched, WorkerEvent
 from actors.rollout_api import OperationStatus
 from actors.roster import Worker
@@ -28,12 +28,6 @@ T = TypeVar("T")
 
 class GroupLostError(MembershipError):
     """Neither the old nor the new membership can go on."""
-
-
-class _Verdict(StrEnum):
-    FORWARD = "forward"
-    BACK = "back"
-    LOST = "lost"
 
 
 class Reconfiguration:
@@ -72,12 +66,11 @@ class Reconfiguration:
             backlog.finished_ratio,
             staying[0] if staying else None,
         )
-        self._lost: dict[WorkerId, str] = {}
-        self._switched: dict[WorkerId, Switched] = {}
-        self._rolled_back: set[WorkerId] = set()
-        self._failure = ""
-        self._news = asyncio.Event()
-        self._loss = asyncio.Event()
+        self._crossing = Crossing(
+            [worker.worker_id for worker in staying],
+            decision.leavers,
+            [worker.worker_id for worker in joiners],
+        )
 
     def status(self) -> OperationStatus:
         return self.report.status(self.progress, self._crew.clock())
@@ -108,23 +101,18 @@ class Reconfiguration:
 
     def hear(self, worker_id: WorkerId, event: WorkerEvent) -> None:
         """A participant reported something."""
-        if isinstance(event, Switched) and event.generation == self.generation:
-            if self.progress.phase is Phase.PAUSE:
+        if isinstance(event, Switched | RolledBack):
+            if event.generation != self.generation:
+                return
+            if isinstance(event, Switched) and self.progress.phase is Phase.PAUSE:
                 self.progress.enter(Phase.COMMIT, self._crew.clock())
-            self._switched[worker_id] = event
-            self._news.set()
-        elif isinstance(event, RolledBack) and event.generation == self.generation:
-            self._rolled_back.add(worker_id)
-            self._failure = self._failure or f"worker {worker_id} rolled back: {event.error}"
-            self._news.set()
+            self._crossing.hear(worker_id, event)
         elif isinstance(event, Evicted) and worker_id in self.leavers:
             self.report.moved_samples.append(event.sample_id)
 
     def lose(self, worker_id: WorkerId, error: str) -> None:
         """A participant's process ended, or its collectives broke."""
-        self._lost.setdefault(worker_id, error)
-        self._news.set()
-        self._loss.set()
+        self._crossing.lose(worker_id, error)
 
     async def run(self) -> None:
         """Carry the change out, or take it back (``progress`` says which).
@@ -158,13 +146,14 @@ class Reconfiguration:
             await self._give_up(error)
             return
         await self._switch()
-        verdict = await self._await_verdict()
-        if verdict is _Verdict.BACK:
+        verdict = await self._crossing.verdict(self._crew.settings.group.switch_timeout_s)
+        if verdict is Verdict.BACK:
             verdict = await self._go_back()
-        if verdict is _Verdict.LOST:
-            error_text = self._failure or "; ".join(self._lost.values())
-            raise GroupLostError(f"the change to generation {self.generation} broke: {error_text}")
-        if verdict is _Verdict.FORWARD:
+        if verdict is Verdict.LOST:
+            raise GroupLostError(
+                f"the change to generation {self.generation} broke: {self._crossing.error}"
+            )
+        if verdict is Verdict.FORWARD:
             await self._finish(change, others)
 
     def _limit_kv(self, tokens: int | None) -> None:
@@ -202,23 +191,23 @@ class Reconfiguration:
         MembershipError: it took too long.
         """
         task = asyncio.ensure_future(work)
-        loss = asyncio.ensure_future(self._loss.wait())
+        loss = asyncio.ensure_future(self._crossing.loss.wait())
         try:
             await asyncio.wait({task, loss}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
         finally:
             await end(task, loss)
-        if self._lost:
-            raise WorkerLostError("; ".join(self._lost.values()))
+        if self._crossing.lost:
+            raise WorkerLostError(self._crossing.error)
         raise MembershipError(f"{doing} took longer than {timeout_s} s")
 
     async def _give_up(self, error: FlexFloorError) -> None:
         """Nobody has switched: drop what was prepared and what joined."""
         failed_in = self.progress.phase
         all_dropped = failed_in is Phase.BUILD or await self._tell_all(self._old, "discard")
-        if not all_dropped or any(worker.worker_id in self._lost for worker in self._old):
-            raise GroupLostError(self._failure or "; ".join(self._lost.values()))
+        if not all_dropped or self._crossing.old_member_lost:
+            raise GroupLostError(self._crossing.error)
         self.progress.enter(Phase.ROLLED_BACK, self._crew.clock(), str(error))
         self._crew.telemetry.rollbacks.labels(failed_in).inc()
         await self._leave_no_trace()
@@ -236,53 +225,24 @@ class Reconfiguration:
             if isinstance(outcome, WorkerLostError):
                 self.lose(worker.worker_id, str(outcome))
             elif isinstance(outcome, FlexFloorError):
-                self._failure = self._failure or f"{what} on {worker.worker_id}: {outcome}"
+                self._crossing.fail(f"{what} on worker {worker.worker_id}: {outcome}")
         return not any(isinstance(outcome, FlexFloorError) for outcome in outcomes)
 
-    async def _await_verdict(self) -> _Verdict:
-        timeout_s = self._crew.settings.group.switch_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                while (verdict := self._verdict()) is None:
-                    self._news.clear()
-                    await self._news.wait()
-                return verdict
-        except TimeoutError:
-            late = [w.worker_id for w in self._old + self._new if w.worker_id not in self._switched]
-            if all(worker.worker_id in self._switched for worker in self._new):
-                for worker_id in late:
-                    self.lose(worker_id, f"leaver {worker_id} did not stand by")
-                return _Verdict.FORWARD
-            self._failure = f"workers {late} did not cross over within {timeout_s} s"
-            return _Verdict.BACK
-
-    def _verdict(self) -> _Verdict | None:
-        lost = self._lost.keys()
-        if any(worker.worker_id in lost for worker in self._old if worker not in self._leaving):
-            return _Verdict.LOST
-        if self._failure or any(worker.worker_id in lost for worker in self._joiners):
-            return _Verdict.BACK
-        standing_by = all(
-            worker.worker_id in self._switched or worker.worker_id in lost
-            for worker in self._leaving
-        )
-        if standing_by and all(worker.worker_id in self._switched for worker in self._new):
-            return _Verdict.FORWARD
-        return None
-
-    async def _go_back(self) -> _Verdict:
+    async def _go_back(self) -> Verdict:
         """Restore the old membership: whoever has not said that it is back is asked to be, and
         is when its answer comes."""
         failed_in = self.progress.phase
-        self._failure = self._failure or "; ".join(self._lost.values())
-        elsewhere = [worker for worker in self._old if worker.worker_id not in self._rolled_back]
+        self._crossing.fail("; ".join(self._crossing.lost.values()))
+        elsewhere = [
+            worker for worker in self._old if worker.worker_id not in self._crossing.rolled_back
+        ]
         all_back = await self._tell_all(elsewhere, "rollback")
-        if not all_back or any(worker.worker_id in self._lost for worker in self._old):
-            return _Verdict.LOST
-        self.progress.enter(Phase.ROLLED_BACK, self._crew.clock(), self._failure)
+        if not all_back or self._crossing.old_member_lost:
+            return Verdict.LOST
+        self.progress.enter(Phase.ROLLED_BACK, self._crew.clock(), self._crossing.error)
         self._crew.telemetry.rollbacks.labels(failed_in).inc()
         await self._leave_no_trace()
-        return _Verdict.BACK
+        return Verdict.BACK
 
     async def _leave_no_trace(self) -> None:
         await self._crew.kill(self._joiners)
@@ -293,9 +253,11 @@ class Reconfiguration:
         """The new membership stands; whoever left gives its slot back."""
         store, old_generation = self._crew.store, self._roster.generation
         self.progress.enter(Phase.FINALIZE, self._crew.clock())
-        survivors = [self._switched[worker_id] for worker_id in change.survivors]
-        self.report.crossed(survivors or list(self._switched.values()))
-        standing_by = [worker for worker in self._leaving if worker.worker_id not in self._lost]
+        survivors = [self._crossing.switched[worker_id] for worker_id in change.survivors]
+        self.report.crossed(survivors or list(self._crossing.switched.values()))
+        standing_by = [
+            worker for worker in self._leaving if worker.worker_id not in self._crossing.lost
+        ]
         participants = self._new + standing_by
         outcomes = await each_of(worker.live.finalize(self.generation) for worker in participants)
         for worker, outcome in zip(participants, outcomes, strict=True):
