@@ -67,12 +67,17 @@ class State(StrEnum):
 
 @dataclass(slots=True)
 class _Prepared:
-    """A generation that is ready and not yet live. ``groups`` is None for a leaver."""
+    """A generation that is ready and not yet live.
+
+    Attributes:
+        groups: None for a leaver.
+        held_before: experts held before room was made for new ones; None until then.
+    """
 
     change: GroupChange
-    groups: "GenerationGroups | None"
-    transport: "Transport | None"
-    held_before: tuple[int, ...]
+    groups: "GenerationGroups | None" = None
+    transport: "Transport | None" = None
+    held_before: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -234,7 +239,7 @@ class Member:
 
         me = self._spec.worker_id
         phases: dict[str, float] = {}
-        prepared = _Prepared(change, None, None, ())
+        prepared = _Prepared(change)
         self._prepared[change.generation] = prepared
         received = 0
         try:
@@ -305,14 +310,19 @@ class Member:
             self._engine.make_room(change.experts_of(me))
 
     def discard(self, generation: Generation) -> None:
-        """Give up a prepared generation; experts that came for it go, KV comes back."""
+        """Give up a prepared generation."""
         prepared = self._prepared.pop(generation, None)
         if prepared is None:
             return
         if self._armed == generation:
             self._armed = None
-        self._at_boundary(lambda: self._engine.forget_experts(prepared.held_before))
+        self._at_boundary(lambda: self._restore_experts(prepared))
         _close(prepared)
+
+    def _restore_experts(self, prepared: _Prepared) -> None:
+        """Drop what came for a generation that is given up; its KV comes back."""
+        if prepared.held_before is not None:
+            self._engine.forget_experts(prepared.held_before)
 
     def switch(self, generation: Generation) -> None:
         """Cross over at the first step boundary on which all agree. Returns at once."""
@@ -406,7 +416,7 @@ class Member:
         if undo.prepared.transport is not None:
             undo.prepared.transport.close()
         resubmitted = self._engine.resubmit_all() if resubmit else 0
-        self._engine.forget_experts(undo.prepared.held_before)
+        self._restore_experts(undo.prepared)
         self._set_state(State.DECODING)
         generation = undo.prepared.change.generation
         self._outbox.put(RolledBack(generation, error, resubmitted))

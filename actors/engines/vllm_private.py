@@ -808,7 +808,7 @@ def _fill_cpu_communicator() -> None:
         mine = torch.zeros((max(sizes), sum(widths)), dtype=torch.uint8)
         mine[:num_rows] = torch.cat(flat, dim=1)
         parts = torch.empty((self.world_size * max(sizes), sum(widths)), dtype=torch.uint8)
-        dist.all_gather_into_tensor(parts, mine, group=self.device_group)
+        dist.all_gather_single(parts, mine, group=self.device_group)
         rows = torch.cat(
             [part[:n] for part, n in zip(parts.split(max(sizes)), sizes, strict=True)]
         )

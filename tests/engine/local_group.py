@@ -298,6 +298,19 @@ class LocalGroup:
         done, self.responses = self.responses, {}
         return done
 
+    def cancel_all(self) -> None:
+        """Let go of every sample, so that the next test finds an idle group."""
+        for w in self.members:
+            self.workers[w].do("cancel", list(self.responses))
+        self.wait_until(
+            lambda: all(
+                self.workers[w].do("collect", self.workers[w].acknowledged, 0.0).stats.running == 0
+                for w in self.members
+            )
+        )
+        self.responses.clear()
+        self.waiting.clear()
+
     def close(self) -> None:
         for worker in self.workers.values():
             worker.kill()

@@ -1,0 +1,62 @@
+"""Defects that tests plant inside a worker process, to see that they are caught."""
+
+import os
+import signal
+
+import torch
+
+import actors.migration as migration
+from actors.member import Member
+from placement.ids import Generation
+
+
+def corrupt_next_expert(member: Member) -> None:
+    """Swap two experts of the next transfer on arrival, as a wrong index would."""
+    del member
+    unpack = migration._unpack
+
+    def swapped(buffer: torch.Tensor, weights: list[list[torch.Tensor]]) -> None:
+        unpack(buffer, weights[::-1] if len(weights) > 1 else [w[::-1] for w in weights])
+
+    migration._unpack = swapped
+
+
+def mend_experts(member: Member) -> None:
+    """Undo ``corrupt_next_expert``."""
+    del member
+    import importlib
+
+    fresh = importlib.util.find_spec("actors.migration")
+    assert fresh is not None and fresh.loader is not None
+    module = importlib.util.module_from_spec(fresh)
+    fresh.loader.exec_module(module)
+    migration._unpack = module._unpack
+
+
+def skip_checksums(member: Member) -> None:
+    """Believe whatever arrives."""
+    del member
+    migration.checksum = lambda _tensor: 0
+
+
+def die_at_commit(member: Member, generation: Generation) -> None:
+    """Kill this process at the moment it would cross over."""
+    cross = member._cross
+
+    def die(wanted: Generation) -> None:
+        if wanted == generation:
+            os.kill(os.getpid(), signal.SIGKILL)
+        cross(wanted)
+
+    member._cross = die  # type: ignore[method-assign]
+
+
+def die_in_first_step(member: Member) -> None:
+    """Kill this process inside the forward pass of its first step."""
+    engine = member._engine
+
+    def die() -> list[object]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return []
+
+    engine._experts._layers[-1].register_forward_pre_hook(lambda *_args: die() and None)
