@@ -11,6 +11,22 @@ from placement.ids import SampleId, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
+class LengthBelief:
+    """How long a response is thought to become: log-normal, before conditioning.
+
+    It is about the whole response, from its first token on and as if there were no limit. Who
+    uses it conditions on what is generated already and cuts at the limit
+    (``placement.lengths``).
+
+    Attributes:
+        mu, sigma: mean and standard deviation of the natural log of the length in tokens.
+    """
+
+    mu: float
+    sigma: float
+
+
+@dataclass(frozen=True, slots=True)
 class SampleView:
     """A sample as a decision sees it.
 
@@ -19,6 +35,10 @@ class SampleView:
         max_context_tokens: prompt plus ``max_tokens``; it never needs more KV than this.
         worker_id: where it decodes; None while it is queued.
         order: arrival order, unique and ascending.
+        generated_tokens: the part of ``context_tokens`` that is response.
+        prompt_key: the same for the same prompt, in this rollout and in others; empty where
+            nobody keeps a history.
+        belief: None where nobody predicts; then rules that know no lengths must do.
     """
 
     sample_id: SampleId
@@ -26,6 +46,14 @@ class SampleView:
     max_context_tokens: int
     order: int
     worker_id: WorkerId | None = None
+    generated_tokens: int = 0
+    prompt_key: str = ""
+    belief: LengthBelief | None = None
+
+    @property
+    def max_response_tokens(self) -> int:
+        """The response's limit."""
+        return self.max_context_tokens - (self.context_tokens - self.generated_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +84,12 @@ class GroupView:
         kv_block_tokens: KV is handed out in blocks of so many tokens; a sample's need is
             rounded up to whole blocks.
         nobody_leaves: a static rollout is open: the group grows to ``max_workers`` and stays.
+        steps: lockstep steps since the current load began; rules pace themselves by it. Where
+            nobody counts it stays 0.
+        num_ended: samples of the current load that have ended.
+        num_preempted: how often, in the current load, a worker ran out of KV and took a sample's
+            away.
+        num_changes: changes of the width since the current load began.
     """
 
     workers: tuple[WorkerView, ...]
@@ -68,6 +102,10 @@ class GroupView:
     any_finished: bool
     kv_block_tokens: int = 1
     nobody_leaves: bool = False
+    steps: int = 0
+    num_ended: int = 0
+    num_preempted: int = 0
+    num_changes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +116,29 @@ class Binding:
     worker_id: WorkerId
 
 
+class MoveKind(StrEnum):
+    """How a running sample's KV gets to another worker."""
+
+    COPY = "copy"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A running sample goes on at another worker."""
+
+    sample_id: SampleId
+    source: WorkerId
+    destination: WorkerId
+    by: MoveKind
+
+
 @dataclass(frozen=True, slots=True)
 class DispatchPlan:
-    """Bindings, in the order in which they are to be made."""
+    """Bindings, in the order in which they are to be made, and moves that even the load out."""
 
     bindings: tuple[Binding, ...]
+    moves: tuple[Move, ...] = ()
 
 
 class WidthReason(StrEnum):
@@ -97,6 +153,24 @@ class WidthReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a decision is thought to bring: to be held against what came.
+
+    "With" is with the decision and all releases that are planned after it; "without" is at the
+    present width to the end. Everything counts from the decision to the end of the load.
+
+    Attributes:
+        freed_worker_steps: worker-steps that slots are free, the others decoding.
+    """
+
+    steps_with: float
+    steps_without: float
+    seconds_with: float
+    seconds_without: float
+    freed_worker_steps: float
+
+
+@dataclass(frozen=True, slots=True)
 class WidthDecision:
     """How many workers there should be, and who leaves.
 
@@ -105,9 +179,11 @@ class WidthDecision:
         leavers: who leaves when ``width`` is less than now; their unfinished samples go back
             to the head of the queue with all their tokens.
         explanation: one line with the numbers that decided.
+        predicted: None where the rule predicts nothing.
     """
 
     width: int
     leavers: tuple[WorkerId, ...]
     reason: WidthReason
     explanation: str
+    predicted: Prediction | None = None
