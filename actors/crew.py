@@ -147,9 +147,6 @@ class Crew:
         address: tuple[str, int],
     ) -> WorkerSpec:
         model, group = self.settings.model, self.settings.group
-        kv_memory_bytes = group.kv_memory_bytes
-        if self._capacity is not None:
-            kv_memory_bytes = self._capacity.budget.kv_memory_bytes_at(len(members))
         return WorkerSpec(
             worker_id=worker.worker_id,
             members=members,
@@ -162,7 +159,8 @@ class Crew:
                 "dtype": model.dtype,
                 **model.engine,
             },
-            kv_memory_bytes=kv_memory_bytes,
+            kv_memory_bytes=group.kv_memory_bytes,
+            max_workers=group.max_workers,
             exact=model.exact,
             max_samples=group.max_samples_per_worker,
             idle_beat_s=group.idle_beat_s,

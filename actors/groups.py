@@ -28,9 +28,7 @@ NO_PEERS = "fake"
 
 def enter_placeholder_world(worker_id: WorkerId) -> None:
     """Give this process its rank, which is its worker id, in a world that does nothing."""
-    dist.init_process_group(
-        NO_PEERS, store=FakeStore(), rank=worker_id, world_size=MAX_WORKER_IDS
-    )
+    dist.init_process_group(NO_PEERS, store=FakeStore(), rank=worker_id, world_size=MAX_WORKER_IDS)
 
 
 def connect_store(address: tuple[str, int], timeout_s: float) -> dist.TCPStore:

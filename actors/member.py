@@ -18,13 +18,26 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+
 from actors.engines.environment import set_environment
+from actors.groups import (
+    GenerationGroups,
+    connect_store,
+    enter_placeholder_world,
+    form_generation,
+    form_group,
+    imagine_generation,
+)
+from actors.migration import GlooTransport, Transport, move_dense, move_experts
 from actors.outbox import Outbox
 from actors.protocol import (
     Broken,
@@ -40,17 +53,13 @@ from actors.protocol import (
     WorkerSpec,
 )
 from placement.errors import FlexFloorError, MembershipError, RequestError
-from placement.ids import Generation, SampleId
-from placement.membership import GroupChange
+from placement.ids import Generation, SampleId, WorkerId
+from placement.membership import GroupChange, Placement
 from placement.samples import FinishReason, Sample
 
-if TYPE_CHECKING:  # importing torch or vLLM before the environment is set would be too early
-    import torch.distributed as dist
-
-    from actors.engines.vllm_engine import Engine, Placement
+if TYPE_CHECKING:  # vLLM is imported when a worker builds, after the environment is set
+    from actors.engines.vllm_engine import Engine
     from actors.engines.vllm_private import Coordinators
-    from actors.groups import GenerationGroups
-    from actors.migration import Transport
 
 RECENT_STEPS = 64
 JOB_TIMEOUT_S = 120.0
@@ -75,8 +84,8 @@ class _Prepared:
     """
 
     change: GroupChange
-    groups: "GenerationGroups | None" = None
-    transport: "Transport | None" = None
+    groups: GenerationGroups | None = None
+    transport: Transport | None = None
     held_before: tuple[int, ...] | None = None
 
 
@@ -85,9 +94,9 @@ class _Undo:
     """What a return to the generation before needs, until ``finalize``."""
 
     prepared: _Prepared
-    groups: "GenerationGroups"
+    groups: GenerationGroups
     coordinators: "Coordinators"
-    placement: "Placement"
+    placement: Placement
 
 
 @dataclass(slots=True)
@@ -140,8 +149,7 @@ class Member:
         spec = self._spec
         rank = spec.members.index(spec.worker_id)
         set_environment(rank, len(spec.members), spec.store_address)
-        from actors.engines.vllm_engine import Engine
-        from actors.groups import connect_store, enter_placeholder_world, imagine_generation
+        from actors.engines.vllm_engine import Engine  # noqa: PLC0415 - after the environment
 
         imported = time.perf_counter()
         self._store = connect_store(spec.store_address, spec.collective_timeout_s)
@@ -235,8 +243,6 @@ class Member:
         Raises:
             MembershipError: it failed; the live generation was not touched.
         """
-        from actors.migration import move_dense, move_experts
-
         me = self._spec.worker_id
         phases: dict[str, float] = {}
         prepared = _Prepared(change)
@@ -268,23 +274,18 @@ class Member:
             self._engine.kv_capacity_tokens,
         )
 
-    def _form(self, generation: Generation, members: tuple[Any, ...]) -> "GenerationGroups":
-        from actors.groups import form_generation
-
+    def _form(self, generation: Generation, members: tuple[WorkerId, ...]) -> GenerationGroups:
         spec = self._spec
         return form_generation(
             generation,
             members,
             spec.worker_id,
-            spec.device_backend,
+            self._engine.device_backend,
             self._store.clone(),
             spec.collective_timeout_s,
         )
 
-    def _form_transport(self, change: GroupChange) -> "Transport | None":
-        from actors.groups import form_group
-        from actors.migration import GlooTransport
-
+    def _form_transport(self, change: GroupChange) -> Transport | None:
         workers = {w for m in change.moves for w in (m.source, m.destination)}
         workers |= {w for pair in change.dense_sources for w in pair}
         me = self._spec.worker_id
@@ -293,13 +294,11 @@ class Member:
         name = f"g{change.generation}.transfer"
         members = tuple(sorted(workers))
         timeout_s = self._spec.collective_timeout_s
-        if self._spec.device_backend == "nccl":
-            from actors.nccl_transport import NcclTransport
+        if self._engine.device_backend == "nccl":
+            from actors.nccl_transport import NcclTransport  # noqa: PLC0415 - needs a GPU
 
-            return NcclTransport(name, members, me, self._store.clone())
-        return GlooTransport(
-            form_group(name, members, me, "gloo", self._store.clone(), timeout_s)
-        )
+            return NcclTransport(name, members, me, self._store.clone(), timeout_s)
+        return GlooTransport(form_group(name, members, me, "gloo", self._store.clone(), timeout_s))
 
     def _make_room(self, prepared: _Prepared) -> None:
         change, me = prepared.change, self._spec.worker_id
@@ -337,8 +336,6 @@ class Member:
 
     def _cross(self, generation: Generation) -> None:
         """On the decode thread, at the agreed boundary."""
-        from actors.engines.vllm_engine import Placement
-
         self._armed = None
         prepared = self._prepared.pop(generation)
         start = time.monotonic()
@@ -376,7 +373,9 @@ class Member:
 
         def forget() -> None:
             self._undo = None
-            self._engine.forget_experts(tuple(undo.prepared.change.experts_of(self._spec.worker_id)))
+            self._engine.forget_experts(
+                tuple(undo.prepared.change.experts_of(self._spec.worker_id))
+            )
 
         with _timed(phases, "experts"):
             self._at_boundary(forget)
@@ -444,7 +443,7 @@ class Member:
                     self._last_step_end_s = time.monotonic()
                     with self._wakeup:
                         self._wakeup.wait_for(self._has_news, timeout=self._spec.idle_beat_s)
-            except Exception as error:  # whatever broke, it is reported and acted on
+            except Exception as error:  # noqa: BLE001 - whatever broke is reported and acted on
                 if self._undo is not None:
                     self._go_back(repr(error), resubmit=in_step)
                 else:
@@ -456,9 +455,6 @@ class Member:
 
     def _exchange_control_word(self) -> tuple[bool, Generation | None]:
         """(somebody has unfinished samples, generation that all want to cross to)."""
-        import torch
-        import torch.distributed as dist
-
         groups = self._groups
         size = len(groups.members)
         armed = self._armed
@@ -525,7 +521,7 @@ class Member:
             job, future = self._jobs.popleft()
             try:
                 future.set_result(job())
-            except Exception as error:  # it belongs to whoever posted the job
+            except Exception as error:  # noqa: BLE001 - it belongs to whoever posted the job
                 future.set_exception(error)
 
     def _set_state(self, state: State) -> None:
@@ -544,14 +540,9 @@ def _close(prepared: _Prepared) -> None:
         prepared.groups.retire()
 
 
-class _timed:
-    """Adds the seconds of a block to ``phases_s[name]``."""
-
-    def __init__(self, phases_s: dict[str, float], name: str) -> None:
-        self._phases_s, self._name = phases_s, name
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_error: object) -> None:
-        self._phases_s[self._name] = time.perf_counter() - self._start
+@contextmanager
+def _timed(phases_s: dict[str, float], name: str) -> Iterator[None]:
+    """Puts the seconds of a block into ``phases_s[name]``."""
+    start = time.perf_counter()
+    yield
+    phases_s[name] = time.perf_counter() - start

@@ -24,7 +24,8 @@ _WEIGHT = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: spreads ne
 class ExpertStore(Protocol):
     """Where experts are read from and written to (the engine)."""
 
-    num_layers: int
+    @property
+    def num_layers(self) -> int: ...
 
     def expert_weights(self, layer: int, expert: int) -> list[torch.Tensor]: ...
 

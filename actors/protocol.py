@@ -29,7 +29,6 @@ class WorkerSpec:
         max_samples: most samples at once.
         idle_beat_s: longest wait between two control words of an idle group.
         collective_timeout_s: bound on every collective.
-        device_backend: "gloo" or "nccl".
     """
 
     worker_id: WorkerId
@@ -45,7 +44,6 @@ class WorkerSpec:
     max_workers: int = 0
     idle_beat_s: float = 0.02
     collective_timeout_s: float = 30.0
-    device_backend: str = "gloo"
 
 
 @dataclass(frozen=True, slots=True)

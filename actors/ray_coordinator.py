@@ -18,7 +18,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from actors.ray_answers import first_line, own_error
 from actors.ray_coordinator_client import CoordinatorClient
 from actors.ray_leases import RayLeases
-from actors.ray_store import start_store
+from actors.ray_store import RayGroupStore, start_store
 from actors.ray_teardown import (
     COORDINATOR_NAME,
     STORE_NAME,
@@ -72,9 +72,7 @@ class CoordinatorShell:
         settings = self._settings
         module, _, name = coordinator.partition(":")
         hosted = getattr(importlib.import_module(module), name)
-        store = await asyncio.to_thread(
-            start_store, settings.namespace, settings.coordinator.reaper_timeout_s
-        )
+        store = await asyncio.to_thread(_start_store, settings)
         leases = RayLeases(settings.lease, settings.namespace)
         factory = RayWorkerFactory(settings.group, settings.namespace, member)
         self._coordinator = hosted(settings, leases, factory, store)
@@ -187,7 +185,7 @@ def launch(
     # Workers of one that ended without a farewell were built from other settings than these.
     shutdown_runtime(namespace, say=logger.info)
     try:
-        start_store(namespace, settings.coordinator.reaper_timeout_s)
+        _start_store(settings)
         handle = (
             ray.remote(CoordinatorShell)
             .options(
@@ -197,6 +195,7 @@ def launch(
                 max_restarts=-1,
                 max_concurrency=_MAX_CALLS,
                 num_cpus=0,
+                resources=settings.coordinator.resources,
             )
             .remote(settings, coordinator, member)
         )
@@ -224,6 +223,11 @@ def shutdown_runtime(namespace: str, *, say: Callable[[str], None] = logger.info
     end_named_actor(COORDINATOR_NAME, namespace, _END_TIMEOUT_S)
     say(end_workers_and_leases(namespace, _END_TIMEOUT_S))
     end_named_actor(STORE_NAME, namespace, _END_TIMEOUT_S)
+
+
+def _start_store(settings: RuntimeSettings) -> RayGroupStore:
+    bounds = settings.coordinator
+    return start_store(settings.namespace, bounds.reaper_timeout_s, bounds.resources)
 
 
 def _wait_until_it_serves(

@@ -8,7 +8,9 @@ does: keep the cluster's network private.
 
 import logging
 import threading
+from collections.abc import Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -122,8 +124,13 @@ class RayGroupStore:
         )
 
 
-def start_store(namespace: str, reaper_timeout_s: float) -> RayGroupStore:
-    """The store of this namespace; it is started if there is none. Returns before it serves."""
+def start_store(
+    namespace: str, reaper_timeout_s: float, resources: Mapping[str, float] = MappingProxyType({})
+) -> RayGroupStore:
+    """The store of this namespace; it is started if there is none, on a node with ``resources``.
+
+    Returns before it serves.
+    """
     handle = (
         ray.remote(StoreShell)
         .options(
@@ -134,6 +141,7 @@ def start_store(namespace: str, reaper_timeout_s: float) -> RayGroupStore:
             max_restarts=0,  # a restarted one would be empty, and its port another one
             max_concurrency=4,
             num_cpus=0,
+            resources=dict(resources),
         )
         .remote(namespace, reaper_timeout_s)
     )

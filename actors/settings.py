@@ -87,6 +87,9 @@ class CoordinatorSettings(Settings):
     reaper_timeout_s: float = Field(default=60, gt=0)
     """If no coordinator has been seen for so long, the store's reaper ends the workers and
     removes the leases."""
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Ray resources that coordinator, store and HTTP replica hold, each. A resource that only
+    some nodes have keeps them there, off nodes that come and go with the load."""
 
 
 class RuntimeSettings(Settings):

@@ -18,6 +18,19 @@ from placement.ids import ExpertId, Generation, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
+class Placement:
+    """Who belongs to the group, and who owns which expert.
+
+    Attributes:
+        members: in rank order.
+        owner_E: owner of each expert, the same in every layer (E = experts per layer).
+    """
+
+    members: tuple[WorkerId, ...]
+    owner_E: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertMove:
     """One expert, in every layer, goes from ``source`` to ``destination``."""
 

@@ -4,8 +4,6 @@ Raises ``ExactModeRefusedError`` where no replacement helps. What was found and 
 reported, with the cost of each replacement.
 """
 
-import time
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -13,17 +11,12 @@ import torch
 from actors.engines import vllm_private as private
 from actors.engines.kernel_probe import (
     NUM_ROWS,
-    Finding,
     Kernel,
     in_fixed_tiles,
     probe_attention,
-    probe_rows,
+    probe_or_replace,
 )
 from placement.errors import ExactModeRefusedError
-
-TILES = (16, 1)
-"""Rows per call of a replaced kernel: first a tile that keeps most of the speed, last row by
-row, which cannot vary."""
 
 PROBE_SEQUENCE_TOKENS = [160 - 2 * i for i in range(64)]
 
@@ -48,8 +41,8 @@ def ensure_exact(engine: private.HostedEngine, experts: private.MoeLayers) -> di
             for layer in layers:
                 private.wrap_dense(layer, partial(in_fixed_tiles, tile=tile))
 
-        report[name] = _probe_or_replace(name, _dense_rows(module), wrap_all)
-    report["experts"] = _probe_or_replace(
+        report[name] = probe_or_replace(name, _dense_rows(module), wrap_all)
+    report["experts"] = probe_or_replace(
         "experts",
         experts.probe_rows(NUM_ROWS),
         lambda tile: experts.wrap_rows(partial(in_fixed_tiles, tile=tile)),
@@ -71,32 +64,3 @@ def _dense_rows(module: torch.nn.Module) -> Kernel:
     x = torch.randn(NUM_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0))
     x = x.to(weight.dtype)
     return lambda index: private.dense_rows(module)(x[index])
-
-
-def _probe_or_replace(name: str, rows: Kernel, replace: Callable[[int], None]) -> str:
-    found = probe_rows(name, rows)
-    if found.invariant:
-        return found.detail
-    stock_s = _seconds(rows)
-    for tile in TILES:
-        replace(tile)
-        again: Finding = probe_rows(name, rows)
-        if again.invariant:
-            return (
-                f"varies ({found.detail}); replaced by tiles of {tile} rows, "
-                f"{_seconds(rows) / stock_s:.1f} times the stock kernel's time at 64 rows"
-            )
-    raise ExactModeRefusedError(
-        f"{name} varies: {found.detail}; no replacement helped; set model.exact to false",
-        field="model.exact",
-    )
-
-
-def _seconds(rows: Kernel, repeats: int = 5) -> float:
-    index = torch.arange(64)
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        rows(index)
-        best = min(best, time.perf_counter() - start)
-    return best

@@ -5,13 +5,19 @@ usual tile widths, and for attention also prefill against decode and any split o
 A kernel that varies can be wrapped so that it always sees the same number of rows.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from placement.errors import ExactModeRefusedError
+
 BATCH_SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 64)
 NUM_ROWS = 192
+TILES = (16, 1)
+"""Rows per call of a replaced kernel: first a tile that keeps most of the speed, last row by
+row, which cannot vary."""
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
 """(row indices [B], ascending and contiguous) -> results [B, ...]."""
@@ -57,13 +63,47 @@ def in_fixed_tiles(kernel: Kernel, tile: int) -> Kernel:
         num_rows = columns[0].shape[0]
         padding = -num_rows % tile
         if padding:
-            columns = tuple(
-                torch.cat([c, c.new_zeros((padding, *c.shape[1:]))]) for c in columns
-            )
+            columns = tuple(torch.cat([c, c.new_zeros((padding, *c.shape[1:]))]) for c in columns)
         tiles = zip(*(c.split(tile) for c in columns), strict=True)
         return torch.cat([kernel(*parts) for parts in tiles])[:num_rows]
 
     return tiled
+
+
+def probe_or_replace(name: str, rows: Rows, replace: Callable[[int], None]) -> str:
+    """Probe a kernel; let ``replace(tile)`` put it in fixed tiles if it varies.
+
+    Returns: what was found, or what replaced it at which cost.
+
+    Raises:
+        ExactModeRefusedError: it varies in every tile.
+    """
+    found = probe_rows(name, rows)
+    if found.invariant:
+        return found.detail
+    stock_s = _seconds(rows)
+    for tile in TILES:
+        replace(tile)
+        again = probe_rows(name, rows)
+        if again.invariant:
+            return (
+                f"varies ({found.detail}); replaced by tiles of {tile} rows, "
+                f"{_seconds(rows) / stock_s:.1f} times the stock kernel's time at 64 rows"
+            )
+    raise ExactModeRefusedError(
+        f"{name} varies: {found.detail}; no replacement helped; set model.exact to false",
+        field="model.exact",
+    )
+
+
+def _seconds(rows: Rows, repeats: int = 5) -> float:
+    index = torch.arange(64)
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        rows(index)
+        best = min(best, time.perf_counter() - start)
+    return best
 
 
 Piece = tuple[int, int, int]

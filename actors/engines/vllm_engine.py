@@ -20,22 +20,10 @@ from actors.protocol import ModelFacts, Tokens, WorkerSpec
 from placement.errors import ConfigError, MembershipError, ModelRefusedError, RequestError
 from placement.experts import initial_owners
 from placement.ids import SampleId, WorkerId
+from placement.membership import Placement
 from placement.samples import FinishReason, Sample, Sampling
 
 WARM_UP_SAMPLE = SampleId("warm-up")
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Who owns which expert, as the forward pass sees it.
-
-    Attributes:
-        members: in rank order.
-        owner_E: owner of each expert.
-    """
-
-    members: tuple[WorkerId, ...]
-    owner_E: tuple[WorkerId, ...]
 
 
 @dataclass(slots=True)
@@ -112,6 +100,11 @@ class Engine:
         )
 
     @property
+    def device_backend(self) -> str:
+        """torch's name for the collectives of the memory that the model runs in."""
+        return "gloo" if private.runs_on_cpu() else "nccl"
+
+    @property
     def kv_capacity_tokens(self) -> int:
         return self._kv.capacity_tokens
 
@@ -135,13 +128,21 @@ class Engine:
         Raises:
             RequestError: the engine cannot decode this sample.
         """
-        facts = self._hosted.config.model_config
+        model = self._hosted.config.model_config
+        if not sample.prompt_ids:
+            raise RequestError(f"prompt of {sample.sample_id} is empty")
         if sample.sample_id in self._running:
             raise RequestError(f"sample {sample.sample_id} is running already")
-        if sample.max_context_tokens > facts.max_model_len:
+        if sample.max_context_tokens > model.max_model_len:
             raise RequestError(
                 f"{len(sample.prompt_ids)} prompt tokens and max_tokens "
-                f"{sample.sampling.max_tokens} exceed the model's {facts.max_model_len}"
+                f"{sample.sampling.max_tokens} exceed the model's {model.max_model_len}"
+            )
+        vocab_size = model.get_vocab_size()
+        if not 0 <= min(sample.prompt_ids) <= max(sample.prompt_ids) < vocab_size:
+            raise RequestError(
+                f"prompt of {sample.sample_id} holds token ids from {min(sample.prompt_ids)} to "
+                f"{max(sample.prompt_ids)}; the vocabulary ends at {vocab_size - 1}"
             )
         done = len(sample.generated_ids)
         limit = min(sample.sampling.max_tokens, sample.replay_stop_tokens or 1 << 62)
@@ -320,5 +321,3 @@ class _Clock:
         now = time.perf_counter()
         self._phases_s[phase] = now - self._last
         self._last = now
-
-

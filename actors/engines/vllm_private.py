@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import vllm
-import vllm.distributed.parallel_state as parallel_state
 import vllm.model_executor.layers.utils as linear_layers
-import vllm.v1.worker.gpu_worker as gpu_worker
 from vllm import SamplingParams
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.fused_moe.config import FusedMoEParallelConfig
@@ -38,10 +38,11 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+from vllm.v1.worker import gpu_worker
 
 from actors.engines.exact_combine import exact_experts
 from actors.engines.kernel_probe import Kernel, Piece
-from actors.engines.sampling_noise import draw
+from actors.engines.sampling_noise import draw, noise_key
 from actors.groups import GenerationGroups, imagine_group
 from placement.errors import ModelRefusedError
 from placement.ids import WorkerId
@@ -75,7 +76,7 @@ def _ready_groups(*groups: dist.ProcessGroup) -> Iterator[None]:
     same_node = parallel_state.in_the_same_node_as
     dist.new_group = lambda *_args, **_kwargs: next(waiting)
     # A collective question whose answer only tunes shared-memory shortcuts that we do not use.
-    parallel_state.in_the_same_node_as = lambda group, source_rank=0: [True] * group.size()
+    parallel_state.in_the_same_node_as = lambda group, *_args, **_named: [True] * group.size()
     try:
         yield
     finally:
@@ -84,7 +85,11 @@ def _ready_groups(*groups: dist.ProcessGroup) -> Iterator[None]:
 
 
 def _coordinator(
-    name: str, members: list[int], device: dist.ProcessGroup, host: dist.ProcessGroup, **options: Any
+    name: str,
+    members: list[int],
+    device: dist.ProcessGroup,
+    host: dist.ProcessGroup,
+    **options: Any,
 ) -> parallel_state.GroupCoordinator:
     with _ready_groups(device, host):
         return parallel_state.GroupCoordinator(
@@ -107,13 +112,11 @@ class Coordinators:
     @classmethod
     def build(cls, groups: GenerationGroups) -> "Coordinators":
         """Build and activate. Data before expert: the expert group's all-to-all caches it."""
-        members = list(groups.members)
+        members: list[int] = list(groups.members)
         world = _coordinator(
             "world", members, groups.device, groups.host, use_device_communicator=False
         )
-        data = _coordinator(
-            "dp", members, groups.device, groups.host, use_device_communicator=True
-        )
+        data = _coordinator("dp", members, groups.device, groups.host, use_device_communicator=True)
         _activate(world, data, None)
         expert = _coordinator(
             "ep",
@@ -141,9 +144,7 @@ class Coordinators:
 
 
 def _activate(world: Any, data: Any, expert: Any) -> None:
-    parallel_state._replace_active_groups(
-        world=world, dp=data, ep=expert, eplb=None, node_count=1
-    )
+    parallel_state._replace_active_groups(world=world, dp=data, ep=expert, eplb=None, node_count=1)
 
 
 def enter_groups(engine: "HostedEngine", groups: GenerationGroups) -> Coordinators:
@@ -369,7 +370,6 @@ def _install_sampler(runner: Any, seeds: dict[str, int]) -> None:
     token after temperature and truncation; the ranks that vLLM would count for each token
     are nobody's wish here, and their compiled kernel would stall the first sample.
     """
-    from actors.engines.sampling_noise import noise_key
 
     def keys(num_rows: int, device: torch.device) -> torch.Tensor:
         batch = runner.input_batch
@@ -592,11 +592,11 @@ def repack_dense(engine: HostedEngine) -> None:
 
 
 def dense_layers(engine: HostedEngine) -> dict[str, torch.nn.Module]:
-    """One linear layer of each shape, by name (CPU only: those with their own kernel)."""
+    """The last linear layer of each shape, by name (CPU only: those with their own kernel)."""
     found: dict[tuple[int, ...], tuple[str, torch.nn.Module]] = {}
     for name, module in engine.model.named_modules():
         if hasattr(module, "cpu_linear"):
-            found.setdefault(tuple(module.weight.shape), (name, module))
+            found[tuple(module.weight.shape)] = (name, module)
     return dict(found.values())
 
 
@@ -673,9 +673,7 @@ class KvPool:
         new_ids = {b.block_id: b.block_id for b in blocks[:kept] if b.ref_cnt > 0}
         new_ids |= {old: block.block_id for old, block in target.items()}
         self._reallocate(num_blocks, new_ids)
-        pool.blocks = blocks[:kept] + [
-            KVCacheBlock(i, pool=pool) for i in range(kept, num_blocks)
-        ]
+        pool.blocks = blocks[:kept] + [KVCacheBlock(i, pool=pool) for i in range(kept, num_blocks)]
         pool.num_gpu_blocks = num_blocks
         pool.free_block_queue = FreeKVCacheBlockQueue(
             [b for b in pool.blocks[1:] if b.ref_cnt == 0]
@@ -699,8 +697,7 @@ class KvPool:
                 rows[before == old] = block.block_id
         for request in runner.requests.values():
             request.block_ids = tuple(
-                [target[i].block_id if i in target else i for i in ids]
-                for ids in request.block_ids
+                [target[i].block_id if i in target else i for i in ids] for ids in request.block_ids
             )
 
     def _reallocate(self, num_blocks: int, new_ids: dict[int, int]) -> None:
@@ -790,7 +787,6 @@ def attention_probe(
 
 def _fill_cpu_communicator() -> None:
     """vLLM's CPU communicator lacks the two collectives of expert parallelism."""
-    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
     def all_gatherv(
         self: Any,
@@ -809,9 +805,7 @@ def _fill_cpu_communicator() -> None:
         mine[:num_rows] = torch.cat(flat, dim=1)
         parts = torch.empty((self.world_size * max(sizes), sum(widths)), dtype=torch.uint8)
         dist.all_gather_single(parts, mine, group=self.device_group)
-        rows = torch.cat(
-            [part[:n] for part, n in zip(parts.split(max(sizes)), sizes, strict=True)]
-        )
+        rows = torch.cat([part[:n] for part, n in zip(parts.split(max(sizes)), sizes, strict=True)])
         gathered = [
             column.contiguous().view(t.dtype).view(rows.shape[0], *t.shape[1:])
             for column, t in zip(rows.split(widths, dim=1), tensors, strict=True)
@@ -836,11 +830,9 @@ def _fill_cpu_communicator() -> None:
 
 def _elastic_cpu_experts(kernel: type, exact: bool) -> type:
     """``kernel`` with what the CPU experts lack: expert maps, and the exact combine."""
-    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
-
     CpuCommunicator.flexfloor_already_reduced = exact
 
-    class ElasticExperts(kernel):  # type: ignore[misc]
+    class ElasticExperts(kernel):
         flexfloor_wrap: Callable[[Kernel], Kernel] = staticmethod(lambda kernel: kernel)
         flexfloor_local_index_E: torch.Tensor
         flexfloor_owner_rank_E: torch.Tensor

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploy.make_model import make_model
+from placement.ids import SampleId
 from placement.samples import Sample
 from tests.engine.local_group import LocalGroup, Response
 from tests.engine.workload import workload
@@ -36,7 +37,7 @@ def samples() -> list[Sample]:
 
 
 @pytest.fixture(scope="session")
-def reference(model: str, samples: list[Sample]) -> Iterator[dict[str, Response]]:
+def reference(model: str, samples: list[Sample]) -> Iterator[dict[SampleId, Response]]:
     """Every sample of the workload on one rank that never changes."""
     group = LocalGroup(model, 1)
     try:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from typing import Any
 
 import torch
 
@@ -27,7 +28,8 @@ def mend_experts(member: Member) -> None:
     import importlib
 
     fresh = importlib.util.find_spec("actors.migration")
-    assert fresh is not None and fresh.loader is not None
+    assert fresh is not None
+    assert fresh.loader is not None
     module = importlib.util.module_from_spec(fresh)
     fresh.loader.exec_module(module)
     migration._unpack = module._unpack
@@ -37,6 +39,21 @@ def skip_checksums(member: Member) -> None:
     """Believe whatever arrives."""
     del member
     migration.checksum = lambda _tensor: 0
+
+
+def die_in_transfer(member: Member) -> None:
+    """Kill this process when the first layer of experts has come, in the middle of the rest."""
+    exchange = migration.GlooTransport.exchange
+
+    def exchange_and_die(self: migration.GlooTransport, sends: Any, receives: Any) -> None:
+        exchange(self, sends, receives)
+        if any(t.dtype is torch.uint8 for _, t in receives) and member._prepared:
+            layers_seen.append(len(receives))
+        if len(layers_seen) > 1:  # dense weights first, then the first layer of experts
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    layers_seen: list[int] = []
+    migration.GlooTransport.exchange = exchange_and_die  # type: ignore[method-assign]
 
 
 def die_at_commit(member: Member, generation: Generation) -> None:
@@ -60,3 +77,11 @@ def die_in_first_step(member: Member) -> None:
         return []
 
     engine._experts._layers[-1].register_forward_pre_hook(lambda *_args: die() and None)
+
+
+def use_torch_linear(member: Member) -> None:
+    """Let vLLM fall back to torch's dense kernel, which in float32 varies with the batch."""
+    del member
+    import vllm._custom_ops as ops
+
+    ops._supports_onednn = False

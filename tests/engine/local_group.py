@@ -43,10 +43,10 @@ def _host(spec: WorkerSpec, pipe: Connection) -> None:
 
     def answer(call_id: int, target: str | Callable[..., Any], args: tuple[Any, ...]) -> None:
         try:
-            result: Any = getattr(member, target)(*args) if isinstance(target, str) else target(
-                member, *args
+            result: Any = (
+                getattr(member, target)(*args) if isinstance(target, str) else target(member, *args)
             )
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the caller raises it
             result = error
         with lock:
             pipe.send((call_id, result))
@@ -124,7 +124,15 @@ class Response:
 class LocalGroup:
     """The members, their experts and the samples of one test."""
 
-    def __init__(self, model: str, size: int, **spec: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        size: int,
+        *,
+        before_build: Callable[[Member], None] | None = None,
+        **spec: Any,
+    ) -> None:
+        self._before_build = before_build
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["tests.engine.preload"])
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -172,6 +180,8 @@ class LocalGroup:
         for w in new:
             spec = WorkerSpec(w, members, generation, joiner, **self._spec)
             self.workers[w] = Worker(spec, self._context)
+        if self._before_build is not None:
+            self._all(new, self._before_build)
         self.builds |= self._all(new, "build")
 
     def _all(
@@ -237,7 +247,7 @@ class LocalGroup:
         """Give samples that a leaver let go to the members with the fewest."""
         for sample_id in self.waiting:
             response = self.responses[sample_id]
-            load = {w: 0 for w in self.members}
+            load = dict.fromkeys(self.members, 0)
             for other in self.responses.values():
                 if other.finish is None and other.workers[-1] in load:
                     load[other.workers[-1]] += 1
@@ -267,6 +277,8 @@ class LocalGroup:
                 self.collect(w)
             if condition():
                 return
+            if broken := [e for _, e in self.events if isinstance(e, Broken)]:
+                raise ConnectionError(broken[0].error)
             self.collect(self.members[0], wait_s=0.2)
         raise TimeoutError(f"after {rounds} rounds: {self.events[-5:]}")
 
@@ -275,15 +287,11 @@ class LocalGroup:
             return [
                 e
                 for w, e in self.events
-                if w == worker_id
-                and (isinstance(e, Broken) or (isinstance(e, kind) and e.generation == generation))
+                if w == worker_id and isinstance(e, kind) and e.generation == generation
             ]
 
         self.wait_until(lambda: bool(seen()))
-        event = seen()[-1]
-        if isinstance(event, Broken) and kind is not Broken:
-            raise ConnectionError(event.error)
-        return event
+        return seen()[-1]
 
     def wait_for_rollback(self, worker_id: WorkerId, generation: Generation) -> RolledBack:
         rolled_back: RolledBack = self.wait_for(worker_id, RolledBack, generation)

@@ -1,11 +1,13 @@
 """What one engine does with samples, kernels and memory, beside any change of membership."""
 
 import pytest
+import torch
 
-from placement.errors import MembershipError, ModelRefusedError
+from actors.engines.kernel_probe import NUM_ROWS, in_fixed_tiles, probe_or_replace, probe_rows
+from placement.errors import ExactModeRefusedError, MembershipError, ModelRefusedError
 from placement.ids import SampleId
 from placement.samples import FinishReason, Sample, Sampling
-from tests.engine import inspection
+from tests.engine import faults, inspection
 from tests.engine.local_group import LocalGroup, Response
 from tests.engine.workload import assert_same
 
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def _sample(name: str, prompt_tokens: int, max_tokens: int, **fields: object) -> Sample:
     sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    prompt = tuple(range(1, prompt_tokens + 1))
+    prompt = tuple(1 + i % 250 for i in range(prompt_tokens))
     return Sample(SampleId(name), prompt, sampling, seed=1, **fields)  # type: ignore[arg-type]
 
 
@@ -41,13 +43,26 @@ def test_a_stop_token_ends_a_sample_and_is_its_last_token(group: LocalGroup) -> 
 
 
 def test_a_sample_that_cannot_fit_fails_by_itself_and_the_engine_lives(
-    group: LocalGroup, samples: list[Sample], reference: dict[str, Response]
+    group: LocalGroup, samples: list[Sample], reference: dict[SampleId, Response]
 ) -> None:
     group.submit(group.members[0], _sample("long", 1000, 100), samples[0])
     done = group.finish_all()
     failed = done.pop(SampleId("long"))
     assert failed.finish is FinishReason.FAILED
     assert "1000 prompt tokens and max_tokens 100 exceed the model's 1024" in failed.error
+    assert_same(done, reference)
+
+
+def test_a_token_outside_the_vocabulary_fails_its_sample_and_not_the_engine(
+    group: LocalGroup, samples: list[Sample], reference: dict[SampleId, Response]
+) -> None:
+    sampling = Sampling(max_tokens=4)
+    group.submit(group.members[0], Sample(SampleId("alien"), (5, 4096), sampling, seed=1))
+    group.submit(group.members[0], samples[1])
+    done = group.finish_all()
+    failed = done.pop(SampleId("alien"))
+    assert failed.finish is FinishReason.FAILED
+    assert "4096" in failed.error
     assert_same(done, reference)
 
 
@@ -64,7 +79,7 @@ def test_a_cancelled_sample_frees_its_kv_within_a_step(group: LocalGroup) -> Non
 
 
 def test_samples_whose_kv_lies_in_blocks_that_are_given_up_go_on_unharmed(
-    model: str, samples: list[Sample], reference: dict[str, Response]
+    model: str, samples: list[Sample], reference: dict[SampleId, Response]
 ) -> None:
     """The pool is filled once, so that the workload's blocks lie high, then experts arrive."""
     group = LocalGroup(model, 2, max_workers=2, kv_memory_bytes=24 << 20)
@@ -98,7 +113,7 @@ def test_experts_are_refused_where_the_kv_in_use_leaves_no_room(model: str) -> N
         for sample in full:
             group.wait_for_tokens(sample.sample_id, 1)
         change = group.plan(leave=(second,))
-        with pytest.raises(MembershipError, match="KV blocks, and .* are in use"):
+        with pytest.raises(MembershipError, match=r"KV blocks, and \d+ are in use"):
             group.prepare(change)
         for w in change.old_members:
             group.workers[w].do("discard", change.generation)
@@ -107,26 +122,56 @@ def test_experts_are_refused_where_the_kv_in_use_leaves_no_room(model: str) -> N
         group.close()
 
 
-def test_a_kernel_that_varies_is_replaced_and_then_keeps_the_promise(
+@pytest.mark.parametrize("tile", [16, 1])
+def test_a_real_kernel_that_varies_does_not_vary_in_fixed_tiles(tile: int) -> None:
+    weight = torch.randn(512, 256, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(NUM_ROWS, 256, generator=torch.Generator().manual_seed(1))
+
+    def linear(rows: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(rows, weight)
+
+    stock = probe_rows("linear", lambda index: linear(x[index]))
+    assert not stock.invariant, "this torch has a dense kernel that does not vary: choose another"
+    tiled = in_fixed_tiles(linear, tile)
+    assert probe_rows("linear", lambda index: tiled(x[index])).invariant
+
+
+def test_an_engine_replaces_a_kernel_that_varies_and_then_keeps_the_promise(
     model: str, samples: list[Sample]
 ) -> None:
-    """In float32 the stock dense kernels vary with the batch; the tiles do not."""
-    alone = LocalGroup(model, 1, engine_args={"max_model_len": 1024, "dtype": "float32"})
+    group = LocalGroup(
+        model,
+        1,
+        before_build=faults.use_torch_linear,
+        engine_args={"max_model_len": 1024, "dtype": "float32"},
+    )
     try:
-        report = alone.builds[alone.members[0]].exact_report
-        assert any("replaced by tiles" in found for found in report.values()), report
-        assert alone.workers[alone.members[0]].do(inspection.step_is_wrapped)
-        alone.submit(0, *samples[:6])
-        together = alone.finish_all()
+        report = group.builds[group.members[0]].exact_report
+        assert any("replaced by tiles of" in found for found in report.values()), report
+        assert group.workers[group.members[0]].do(inspection.step_is_wrapped)
+        group.submit(0, *samples[:6])
+        together = group.finish_all()
         for sample in samples[:3]:
-            alone.submit(0, sample)
-            assert_same(alone.finish_all(), together)  # type: ignore[arg-type]
+            group.submit(0, sample)
+            assert_same(group.finish_all(), together)
     finally:
-        alone.close()
+        group.close()
+
+
+def test_exact_mode_is_refused_by_name_where_no_replacement_helps() -> None:
+    calls = iter(range(1 << 20))
+
+    def restless(index: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(index), 1), float(next(calls)))
+
+    with pytest.raises(
+        ExactModeRefusedError, match=r"lm_head varies: .* set model\.exact to false"
+    ):
+        probe_or_replace("lm_head", restless, lambda _tile: None)
 
 
 def test_the_stock_combine_decodes_the_same_distribution_without_the_promise(
-    model: str, samples: list[Sample], reference: dict[str, Response]
+    model: str, samples: list[Sample], reference: dict[SampleId, Response]
 ) -> None:
     group = LocalGroup(model, 2, exact=False)
     try:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from placement.ids import SampleId
 from placement.samples import Sample
 from tests.engine import inspection
 from tests.engine.local_group import LocalGroup, Response
@@ -16,7 +17,7 @@ def _spread(group: LocalGroup, samples: list[Sample]) -> None:
 
 
 def test_a_group_that_shrinks_to_one_decodes_what_one_rank_would_have(
-    group: LocalGroup, samples: list[Sample], reference: dict[str, Response]
+    group: LocalGroup, samples: list[Sample], reference: dict[SampleId, Response]
 ) -> None:
     first, second, third, fourth = group.members
     late = samples[-1]
@@ -35,7 +36,7 @@ def test_a_group_that_shrinks_to_one_decodes_what_one_rank_would_have(
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_any_worker_may_leave_first(
-    group: LocalGroup, samples: list[Sample], reference: dict[str, Response], rank: int
+    group: LocalGroup, samples: list[Sample], reference: dict[SampleId, Response], rank: int
 ) -> None:
     _spread(group, samples)
     group.wait_for_tokens(samples[0].sample_id, 2)
@@ -44,7 +45,7 @@ def test_any_worker_may_leave_first(
 
 
 def test_two_workers_leave_together_and_the_group_grows_twice_under_load(
-    group: LocalGroup, samples: list[Sample], reference: dict[str, Response]
+    group: LocalGroup, samples: list[Sample], reference: dict[SampleId, Response]
 ) -> None:
     _, second, _, fourth = group.members
     group.change(leave=(second, fourth))
@@ -59,7 +60,7 @@ def test_two_workers_leave_together_and_the_group_grows_twice_under_load(
 
 
 def test_one_comes_as_another_goes(
-    group: LocalGroup, samples: list[Sample], reference: dict[str, Response]
+    group: LocalGroup, samples: list[Sample], reference: dict[SampleId, Response]
 ) -> None:
     _spread(group, samples)
     leaver = group.members[2]

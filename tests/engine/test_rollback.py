@@ -4,7 +4,7 @@ import pytest
 
 from actors.protocol import RolledBack
 from placement.errors import ExpertChecksumError, MembershipError
-from placement.ids import WorkerId
+from placement.ids import SampleId, WorkerId
 from placement.membership import GroupChange
 from placement.samples import Sample
 from tests.engine import faults, inspection
@@ -33,7 +33,7 @@ def pair(group: LocalGroup) -> LocalGroup:
 
 
 def test_a_joiner_killed_before_it_prepares_costs_nothing(
-    pair: LocalGroup, samples: list[Sample], reference: dict[str, Response]
+    pair: LocalGroup, samples: list[Sample], reference: dict[SampleId, Response]
 ) -> None:
     before = pair.workers[pair.members[0]].do(inspection.footprint)
     _load(pair, samples)
@@ -50,9 +50,27 @@ def test_a_joiner_killed_before_it_prepares_costs_nothing(
         assert after[key] == before[key]
 
 
+def test_a_joiner_killed_in_the_middle_of_a_transfer_costs_nothing(
+    pair: LocalGroup, samples: list[Sample], reference: dict[SampleId, Response]
+) -> None:
+    _load(pair, samples)
+    change = pair.plan(join=1)
+    joiner = change.joiners[0]
+    pair.workers[joiner].do(faults.die_in_transfer)
+    calls = {w: pair.workers[w].call("prepare", change) for w in (*change.old_members, joiner)}
+    _drop(pair, joiner)
+    for w in change.old_members:
+        with pytest.raises(MembershipError):
+            calls[w].result(60)
+    _discard(pair, change)
+    assert_same(pair.finish_all(), reference)
+    pair.change(join=1)
+    assert len(pair.members) == 3
+
+
 @pytest.mark.parametrize("moment", ["commit", "first_step"])
 def test_a_joiner_killed_as_it_crosses_costs_nothing(
-    pair: LocalGroup, samples: list[Sample], reference: dict[str, Response], moment: str
+    pair: LocalGroup, samples: list[Sample], reference: dict[SampleId, Response], moment: str
 ) -> None:
     _load(pair, samples)
     change = pair.plan(join=1)
@@ -82,7 +100,7 @@ def _drop(group: LocalGroup, worker_id: WorkerId) -> None:
 
 
 def test_a_leaver_that_stands_by_takes_its_part_again_after_a_rollback(
-    pair: LocalGroup, samples: list[Sample], reference: dict[str, Response]
+    pair: LocalGroup, samples: list[Sample], reference: dict[SampleId, Response]
 ) -> None:
     _load(pair, samples)
     change = pair.plan(leave=(pair.members[1],))
@@ -98,7 +116,7 @@ def test_a_leaver_that_stands_by_takes_its_part_again_after_a_rollback(
 
 
 def test_a_damaged_expert_stops_the_change_and_the_old_owner_keeps_it(
-    pair: LocalGroup, samples: list[Sample], reference: dict[str, Response]
+    pair: LocalGroup, samples: list[Sample], reference: dict[SampleId, Response]
 ) -> None:
     _load(pair, samples)
     survivor, leaver = pair.members
@@ -112,7 +130,7 @@ def test_a_damaged_expert_stops_the_change_and_the_old_owner_keeps_it(
 
 
 def test_without_checksums_a_wrong_expert_shows_in_the_comparison(
-    model: str, samples: list[Sample], reference: dict[str, Response]
+    model: str, samples: list[Sample], reference: dict[SampleId, Response]
 ) -> None:
     """Negative control: the comparison that the other tests stand on can fail."""
     group = LocalGroup(model, 2)

@@ -1,6 +1,7 @@
 """The samples that the engine tests decode, and the comparison with the reference."""
 
 import random
+from collections.abc import Mapping
 
 from placement.ids import SampleId
 from placement.samples import Sample, Sampling
@@ -22,7 +23,7 @@ def workload() -> list[Sample]:
     return samples
 
 
-def assert_same(done: dict[SampleId, Response], reference: dict[str, Response]) -> None:
+def assert_same(done: Mapping[SampleId, Response], reference: Mapping[SampleId, Response]) -> None:
     """Tokens and logprobs, bit for bit."""
     assert done
     for sample_id, response in done.items():
