@@ -1,42 +1,75 @@
 """The HTTP service as a Ray Serve application.
 
-A replica holds no state: rollouts live in the detached coordinator, which it finds by name.
-So a replica that dies is replaced and its clients ask again by id.
+A replica holds no rollout: those live in the detached coordinator, which it finds by name. So a
+replica that dies is replaced and its clients ask again by id. There is one replica: it counts
+who follows a rollout, to end one that nobody follows.
+
+``flexfloor serve`` launches the runtime and then runs the application over it. Where only the
+application is handed to Ray (``serve deploy``, KubeRay), ``build`` makes one whose replica
+launches the runtime first. Such a runtime ends with its Ray cluster, not with the application.
 """
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import HTTPOptions
 
-from actors.ray_coordinator import connect
-from deploy.config import FlexFloorConfig
+from actors.model_check import check_model
+from actors.ray_coordinator import COORDINATOR, connect, launch
+from actors.ray_coordinator_client import CoordinatorClient
+from actors.ray_teardown import COORDINATOR_NAME, find_actor
+from deploy.config import FlexFloorConfig, load_config
+from placement.errors import UnavailableError
 from service.app import create_app
 from service.native import Tokenizer
 
 APPLICATION_NAME = "flexfloor"
+DEPLOYMENT_NAME = "http"
 
 logger = logging.getLogger(__name__)
 
 
 class HttpService:
-    """Serves ``service.app`` for the coordinator of the configuration's namespace."""
+    """Serves ``service.app`` for the coordinator of the configuration's namespace.
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    Args:
+        launches: import path of the coordinator that is launched when none runs; "" if
+            somebody else has launched it.
+    """
+
+    def __init__(self, config: dict[str, Any], launches: str = "") -> None:
         self._config = FlexFloorConfig.model_validate(config)
-        self._coordinator = connect(self._config.namespace)
+        self._launches = launches
+        self._coordinator = self._find_coordinator()
         self._tokenizer = load_tokenizer(self._config.model.path)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_app(self._coordinator, self._config.service, self._tokenizer)
 
+    def check_health(self) -> None:
+        """Asked by Serve, which replaces this replica if it raises: its successor launches.
+
+        Raises: UnavailableError.
+        """
+        if self._launches and not self._coordinator_runs():
+            raise UnavailableError("the coordinator has ended for good; a new one has to start")
+
+    def _find_coordinator(self) -> CoordinatorClient:
+        if not self._launches or self._coordinator_runs():
+            return connect(self._config.namespace)
+        check_model(self._config)
+        return launch(self._config.runtime, coordinator=self._launches)
+
+    def _coordinator_runs(self) -> bool:
+        return find_actor(COORDINATOR_NAME, self._config.namespace) is not None
+
 
 _DEPLOYMENT = serve.deployment(
-    name="http",
+    name=DEPLOYMENT_NAME,
     num_replicas=1,
-    ray_actor_options={"num_cpus": 0},
     graceful_shutdown_timeout_s=5,
 )(serve.ingress()(HttpService))
 
@@ -53,19 +86,28 @@ def load_tokenizer(model_path: str) -> Tokenizer | None:
     return tokenizer
 
 
-def build(config: dict[str, Any]) -> serve.Application:
-    """The application of a configuration tree, as ``serve deploy`` and the chart call it."""
-    tree = FlexFloorConfig.model_validate(config)
+def build(config: Mapping[str, Any]) -> serve.Application:
+    """The application of a configuration tree that brings its own runtime: what
+    ``serve deploy`` and the chart name.
+
+    Raises: ConfigError, if a setting is wrong.
+    """
+    return compose(load_config(None, values=config), launches=COORDINATOR)
+
+
+def compose(config: FlexFloorConfig, *, launches: str = "") -> serve.Application:
+    """The application over a coordinator that runs, or (see ``HttpService``) launches one."""
     return _DEPLOYMENT.options(
-        max_ongoing_requests=tree.service.max_open_requests,
-    ).bind(tree.model_dump(mode="json"))
+        max_ongoing_requests=config.service.max_open_requests,
+        ray_actor_options={"num_cpus": 0, "resources": config.coordinator.resources},
+    ).bind(config.model_dump(mode="json"), launches)
 
 
 def run(config: FlexFloorConfig) -> str:
     """Start the application on this Ray cluster; returns its URL when it answers."""
     service = config.service
     serve.start(http_options=HTTPOptions(host=service.host, port=service.port))
-    serve.run(build(config.model_dump(mode="json")), name=APPLICATION_NAME, route_prefix="/")
+    serve.run(compose(config), name=APPLICATION_NAME, route_prefix="/")
     host = "127.0.0.1" if service.host in ("0.0.0.0", "::") else service.host
     return f"http://{host}:{service.port}"
 
