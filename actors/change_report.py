@@ -1,10 +1,11 @@
 """What is told about one change of the group: its timings and what it moved."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from actors.protocol import StepStats, Switched
 from actors.rollout_api import OperationStatus, ReleasedSlot
-from actors.roster import Worker
+from actors.roster import Step, Worker
 from placement.ids import Generation, SampleId, WorkerId
 from placement.membership import ChangeProgress, GroupChange, Phase
 from placement.views import WidthDecision
@@ -34,7 +35,7 @@ class ChangeReport:
         self._decided_at = decided_at
         self._finished_ratio = finished_ratio
         self._witness = witness
-        self._steps_before_s = tuple(witness.recent_step_s) if witness else ()
+        self._steps_before_s = tuple(s.seconds for s in witness.recent_steps) if witness else ()
         self._steps_during_s: list[float] = []
         self._details_s: dict[str, float] = {}
         self._released: list[ReleasedSlot] = []
@@ -58,13 +59,19 @@ class ChangeReport:
             self._details_s[name] = max(seconds, self._details_s.get(name, 0.0))
 
     def observe(
-        self, worker: Worker, stats: StepStats, steps_s: Sequence[float], phase: Phase
+        self, worker: Worker, stats: StepStats, steps: Sequence[Step], progress: ChangeProgress
     ) -> None:
-        """A member's statistics, with the steps that it made since its last ones."""
-        if phase is Phase.PREPARE and worker is self._witness:
-            room = _MAX_STEPS_DURING - len(self._steps_during_s)
-            self._steps_during_s += steps_s[:room]
-        crossing = phase in (Phase.PAUSE, Phase.COMMIT, Phase.FINALIZE)
+        """A member's statistics, with the steps that it made since its last ones.
+
+        Reports come later than the steps that they tell of: whether a step fell into the
+        preparation is told by when it ended, as far as the nodes' clocks agree.
+        """
+        prepare_at = progress.entered_s.get(Phase.PREPARE)
+        if worker is self._witness and prepare_at is not None:
+            pause_at = progress.entered_s.get(Phase.PAUSE, inf)
+            during_s = [s.seconds for s in steps if prepare_at < s.end_at <= pause_at]
+            self._steps_during_s += during_s[: _MAX_STEPS_DURING - len(self._steps_during_s)]
+        crossing = progress.phase in (Phase.PAUSE, Phase.COMMIT, Phase.FINALIZE)
         if crossing and worker.worker_id in self._new_members:
             self._gap_s = max(self._gap_s, stats.max_token_gap_s)
 

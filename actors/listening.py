@@ -84,6 +84,7 @@ class Listening:
         """Raises:
         MembershipError: tokens are missing.
         """
+        self._take_stats(worker, report)  # first: an event may close the rollout that has the steps
         unwanted: list[SampleId] = []
         for event in report.events:
             if isinstance(event, Tokens):
@@ -101,14 +102,13 @@ class Listening:
                 if isinstance(event, Evicted):
                     self._backlog.let_go(event.sample_id, worker.worker_id)
                 self._listener.wake()
-        self._take_stats(worker, report)
         worker.cursor = report.cursor
         if unwanted:
             await worker.live.cancel(list(dict.fromkeys(unwanted)))
 
     def _take_stats(self, worker: Worker, report: WorkerReport) -> None:
         stats = report.stats
-        steps_s = worker.take_stats(stats)
+        steps = worker.take_stats(stats)
         if stats.steps:
             self.last_step_at = max(self.last_step_at, self._clock() - stats.last_step_age_s)
         if worker.worker_id in self._crew.roster.members:
@@ -116,5 +116,5 @@ class Listening:
             worker.kv_capacity_tokens = stats.kv_capacity_tokens
         change = self._listener.change
         if change is not None:
-            change.report.observe(worker, stats, steps_s, change.progress.phase)
+            change.report.observe(worker, stats, steps, change.progress)
         self._crew.telemetry.report(worker.worker_id, stats)

@@ -124,7 +124,8 @@ class Member:
         self._crossing: _Crossing | None = None
         self._steps = 0
         self._step_s_sum = 0.0
-        self._recent_step_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._recent_steps: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
+        """Seconds and the wall clock at the end of each."""
         self._last_step_end_s = time.monotonic()
         self._last_token_s: float | None = None
         self._max_token_gap_s = 0.0
@@ -223,6 +224,7 @@ class Member:
     def collect(self, acknowledged: int, wait_s: float) -> WorkerReport:
         cursor, events = self._outbox.collect(acknowledged, wait_s)
         gap_s, self._max_token_gap_s = self._max_token_gap_s, 0.0
+        recent = tuple(self._recent_steps)
         stats = StepStats(
             steps=self._steps,
             step_s_sum=self._step_s_sum,
@@ -231,7 +233,8 @@ class Member:
             kv_used_tokens=self._engine.kv_used_tokens,
             kv_capacity_tokens=self._engine.kv_capacity_tokens,
             max_token_gap_s=gap_s,
-            recent_step_s=tuple(self._recent_step_s),
+            recent_step_s=tuple(seconds for seconds, _ in recent),
+            recent_step_end_at=tuple(end_at for _, end_at in recent),
         )
         return WorkerReport(self._spec.worker_id, cursor, events, stats)
 
@@ -476,7 +479,7 @@ class Member:
         end = time.monotonic()
         self._steps += 1
         self._step_s_sum += end - start
-        self._recent_step_s.append(end - start)
+        self._recent_steps.append((end - start, time.time()))
         self._last_step_end_s = end
         for tokens in made:
             self._outbox.put(tokens)

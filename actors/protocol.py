@@ -163,7 +163,7 @@ WorkerEvent = Tokens | Evicted | Switched | RolledBack | Broken
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """Cumulative, except the last three.
+    """Cumulative, except the last four.
 
     Attributes:
         steps: lockstep steps made (idle beats do not count).
@@ -171,6 +171,7 @@ class StepStats:
         max_token_gap_s: longest time since the last collect between two tokens of this worker
             while it had unfinished samples.
         recent_step_s: the last steps' seconds, newest last (bounded).
+        recent_step_end_at: the worker's wall clock at the end of each of them.
     """
 
     steps: int
@@ -181,6 +182,7 @@ class StepStats:
     kv_capacity_tokens: int
     max_token_gap_s: float
     recent_step_s: tuple[float, ...]
+    recent_step_end_at: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,14 @@ class WorkerState(StrEnum):
     LEAVING = "leaving"
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``end_at``: the worker's wall clock."""
+
+    seconds: float
+    end_at: float
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """One worker, from its lease to the lease's removal.
@@ -33,7 +41,7 @@ class Worker:
         kv_capacity_tokens: what it has now.
         kv_limit_tokens: what it will have after the change in progress, if that is less.
         cursor: last event that was collected and journaled.
-        recent_step_s: seconds of its last steps, newest last.
+        recent_steps: its last ones, newest last.
     """
 
     worker_id: WorkerId
@@ -47,7 +55,7 @@ class Worker:
     kv_limit_tokens: int | None = None
     cursor: int = 0
     stats: StepStats | None = None
-    recent_step_s: deque[float] = field(default_factory=lambda: deque(maxlen=50))
+    recent_steps: deque[Step] = field(default_factory=lambda: deque(maxlen=50))
     collecting: asyncio.Task[None] | None = None
     removed_at: float = 0.0
 
@@ -61,13 +69,14 @@ class Worker:
         self.building = False
         self.kv_capacity_tokens = report.kv_capacity_tokens
 
-    def take_stats(self, stats: StepStats) -> tuple[float, ...]:
-        """Remember ``stats``; returns the seconds of the steps since the last ones (bounded)."""
-        news = stats.steps - (self.stats.steps if self.stats else 0)
-        steps_s = stats.recent_step_s[-news:] if news > 0 else ()
-        self.recent_step_s.extend(steps_s)
+    def take_stats(self, stats: StepStats) -> list[Step]:
+        """Remember ``stats``; returns the steps since the last ones (bounded)."""
+        num_new = stats.steps - (self.stats.steps if self.stats else 0)
+        recent = list(map(Step, stats.recent_step_s, stats.recent_step_end_at))
+        steps = recent[-num_new:] if num_new > 0 else []
+        self.recent_steps.extend(steps)
         self.stats = stats
-        return steps_s
+        return steps
 
     def view(self, max_samples: int) -> WorkerView:
         limit = self.kv_limit_tokens

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from deploy.demo.records import DemoRecords
-from deploy.demo.report import Comparison, DemoReport, make_report
+from deploy.demo.report import Comparison, DemoReport, longest_response, make_report
 from placement.membership import Phase
 from placement.samples import FinishReason
 
@@ -55,6 +55,12 @@ def _broken_completeness(records: DemoRecords) -> Iterator[str]:
                     f"every sample finishes: {result.sample_id} of the {name} rollout ended "
                     f"with {result.finish_reason} ({result.error or 'no error text'})"
                 )
+        steps, longest = replay.status.usage.steps, longest_response(replay)
+        if steps < longest:
+            yield (
+                f"every step counts: {steps} steps of the {name} rollout cannot have made its "
+                f"longest response of {longest} tokens"
+            )
 
 
 def _broken_identity(what: str, comparison: Comparison) -> Iterator[str]:

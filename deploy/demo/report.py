@@ -187,6 +187,11 @@ def figures_of(replay: Replay) -> ReplayFigures:
     )
 
 
+def longest_response(replay: Replay) -> int:
+    """In tokens. No step makes more than one token of a sample, so it takes as many steps."""
+    return max((len(arrived.result.token_ids) for arrived in replay.samples), default=0)
+
+
 def compare(one: Replay, other: Replay, max_tokens: int | None = None) -> Comparison:
     """``max_tokens``: only so many tokens of ``one`` count (``other`` was cut there)."""
     ones, others = _by_key(one), _by_key(other)

@@ -8,6 +8,7 @@ Tokens depend on nothing but the sample's seed and the position.
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -27,7 +28,7 @@ from actors.protocol import (
     WorkerReport,
     WorkerSpec,
 )
-from placement.errors import FlexFloorError, WorkerLostError
+from placement.errors import FlexFloorError, UnavailableError, WorkerLostError
 from placement.experts import check_ownership, initial_owners
 from placement.ids import Generation, SampleId, WorkerId
 from placement.membership import GroupChange
@@ -129,24 +130,47 @@ class FakeLeases:
 
 
 class FakeStore:
+    """``alive``: set to False, the store has died; ``renewable``: another one can be started."""
+
     def __init__(self) -> None:
         self.last: GroupRecord | None = None
         self.heartbeats = 0
         self.forgotten: list[Generation] = []
+        self.alive = True
+        self.renewable = True
+        self.renewed = 0
+
+    def _answer(self) -> None:
+        if not self.alive:
+            raise UnavailableError("the store has ended")
 
     async def address(self) -> tuple[str, int]:
-        return "store", 1
+        self._answer()
+        return "store", 1 + self.renewed
 
     async def heartbeat(self) -> None:
+        self._answer()
         self.heartbeats += 1
 
+    async def renew(self) -> bool:
+        if self.alive:
+            return False
+        if not self.renewable:
+            raise UnavailableError("no node for another store")
+        self.alive, self.last = True, None
+        self.renewed += 1
+        return True
+
     async def record(self, record: GroupRecord) -> None:
+        self._answer()
         self.last = record
 
     async def load(self) -> GroupRecord | None:
+        self._answer()
         return self.last
 
     async def forget_generation(self, generation: Generation) -> None:
+        self._answer()
         self.forgotten.append(generation)
 
 
@@ -274,6 +298,7 @@ class FakeWorker:
         self._dropped = 0
         self._more = asyncio.Event()
         self._last_step_at = asyncio.get_running_loop().time()
+        self._step_ends: deque[float] = deque(maxlen=50)
 
     def fault(self, call: str, *, quiet: bool = False) -> None:
         error = self.group.faults.pop((self.worker_id, call), None)
@@ -305,6 +330,7 @@ class FakeWorker:
     def step(self) -> None:
         self.steps += 1
         self._last_step_at = asyncio.get_running_loop().time()
+        self._step_ends.append(self._last_step_at)
         need = sum(-(-s.max_context_tokens // KV_BLOCK_TOKENS) for s in self.samples.values())
         assert need * KV_BLOCK_TOKENS <= self.kv_capacity_tokens(), "more KV than there is"
         for sample in list(self.samples.values()):
@@ -386,7 +412,8 @@ class FakeWorker:
                 kv_used_tokens=sum(s.context_tokens for s in self.samples.values()),
                 kv_capacity_tokens=self.kv_capacity_tokens(),
                 max_token_gap_s=STEP_S,
-                recent_step_s=(STEP_S,) * min(50, self.steps),
+                recent_step_s=(STEP_S,) * len(self._step_ends),
+                recent_step_end_at=tuple(self._step_ends),
             ),
         )
 

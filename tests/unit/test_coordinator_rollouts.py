@@ -40,12 +40,15 @@ def test_a_rollout_is_decoded_and_releases_workers_as_its_tail_gets_thin() -> No
             assert first.pause_s == 0.03
             assert first.phases_s["pause.agree"] == 0.01
             assert first.phases_s["prepare"] >= 0.5
+            # The preparation takes half a second, and a report comes at each step.
+            assert first.steps_during_s == (0.05,) * 10
             assert sum(first.experts_per_worker) == 16
             assert len(first.released) == len(first.old_members) - len(first.new_members)
             assert all(slot.removed_at > slot.decided_at for slot in first.released)
             assert status.usage.freed_worker_s > 0
             assert status.usage.peak_slots == 4
             assert status.usage.occupied_worker_steps < 4 * status.usage.steps
+            assert status.usage.steps >= max(TAIL), "steps of the last report were not counted"
             await check_usage_adds_up(coordinator, "r")
 
     run(main())

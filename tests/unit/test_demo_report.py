@@ -79,6 +79,14 @@ def test_a_sample_that_never_came_back_breaks_a_promise() -> None:
     assert any("5 of 6 came back from the elastic rollout" in promise for promise in broken)
 
 
+def test_fewer_steps_than_tokens_of_the_longest_response_break_a_promise() -> None:
+    records = good_records()
+    status = records.elastic.status
+    uncounted = replace(status, usage=replace(status.usage, steps=LENGTHS[-1] - 1))
+    broken = judge(replace(records, elastic=replace(records.elastic, status=uncounted)))
+    assert [p for p in broken.broken_promises if p.startswith("every step counts: 39 steps")]
+
+
 def test_a_release_before_the_first_finished_sample_breaks_a_promise() -> None:
     records = good_records()
     early = change(ELASTIC_AT, (0, 1, 2, 3), (0, 1), (8, 8), finished_ratio=0.0)
