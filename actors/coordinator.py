@@ -91,7 +91,7 @@ class Coordinator:
                 regularly(
                     self._settings.coordinator.reaper_timeout_s / 3,
                     "the store did not hear the coordinator's heartbeat",
-                    self._crew.store.heartbeat,
+                    self._beat,
                 )
             )
         )
@@ -106,6 +106,15 @@ class Coordinator:
         except BaseException:
             await end(*self._background)
             raise
+
+    async def _beat(self) -> None:
+        """Also the watch over the store: a group whose store has gone can never change again."""
+        try:
+            await self._crew.store.heartbeat()
+        except UnavailableError as error:
+            if not await self._crew.store.renew():
+                raise
+            self._steering.lose_group(f"the store of the group has gone: {error}")
 
     async def _start(self) -> None:
         self._backlog.replay(lambda request: make_samples(request, self._unchecked_model()))

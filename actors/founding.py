@@ -5,24 +5,39 @@ from collections.abc import Callable
 from actors.concurrently import all_of
 from actors.crew import Crew
 from actors.ports import GroupRecord, WorkerFactory
-from placement.errors import LeaseTimeoutError, WorkerLostError
+from actors.roster import Worker
+from placement.errors import ConfigError, LeaseTimeoutError, WorkerLostError
 from placement.experts import initial_owners
 from placement.ids import Generation, WorkerId
+
+_MEMORY = "group.kv_memory_bytes"
+"""The setting that an engine names if its experts leave no room for KV."""
 
 
 async def found_group(crew: Crew, say: Callable[[str], None]) -> None:
     """Lease, spawn, build and start a group of up to ``group.max_workers``.
 
-    It starts with the leases that came early; the others join later. Nothing is leased after a
-    failure.
+    It starts with the leases that came early; the others join later. If those turn out to be too
+    few to hold the model, it waits for more and begins again. Nothing is leased after a failure.
 
     Raises:
         LeaseTimeoutError: capacity did not arrive.
         ModelRefusedError, ConfigError: the engine cannot serve this.
         WorkerLostError: a founder ended.
+        UnavailableError: the store cannot be reached.
     """
-    roster, settings = crew.roster, crew.settings
-    wanted, enough = settings.group.max_workers, crew.least_width
+    await crew.store.renew()  # the last group may have been lost with its store
+    enough, founded = crew.least_width, False
+    while not founded:
+        workers = await _lease(crew, enough, say)
+        founded = await _build_and_start(crew, workers, say)
+        enough = max(crew.least_width, len(workers) + 1)
+
+
+async def _lease(crew: Crew, enough: int, say: Callable[[str], None]) -> list[Worker]:
+    """Raises: LeaseTimeoutError."""
+    settings = crew.settings
+    wanted = settings.group.max_workers
     said = "nothing was said about why"
 
     def note(text: str) -> None:
@@ -39,15 +54,30 @@ async def found_group(crew: Crew, say: Callable[[str], None]) -> None:
             "group.max_workers or raise the bound",
             field="lease.acquire_timeout_s",
         )
+    return workers
+
+
+async def _build_and_start(crew: Crew, workers: list[Worker], say: Callable[[str], None]) -> bool:
+    """False: so few workers cannot hold the model, but more could; these have been ended."""
+    roster = crew.roster
     try:
         generation = roster.new_generation()
         members = tuple(worker.worker_id for worker in workers)
         await crew.store.record(_empty_record(crew, in_change=members))
         say(f"building {len(members)} workers")
-        await crew.build(workers, members, generation, joiner=False)
+        try:
+            await crew.build(workers, members, generation, joiner=False)
+        except ConfigError as error:
+            if error.field != _MEMORY or len(workers) == crew.settings.group.max_workers:
+                raise
+            await crew.kill(workers)
+            return False
         build = workers[0].build
         assert build is not None
         crew.learn(build.facts)
+        if len(workers) < crew.least_width:
+            await crew.kill(workers)
+            return False
         await all_of(worker.live.start() for worker in workers)
         roster.found(members, generation, initial_owners(build.facts.num_experts, members))
         roster.expect_steps_from_zero(members)
@@ -56,6 +86,7 @@ async def found_group(crew: Crew, say: Callable[[str], None]) -> None:
         roster.disband()
         await crew.kill(workers)
         raise
+    return True
 
 
 async def attach_group(crew: Crew, factory: WorkerFactory) -> bool:

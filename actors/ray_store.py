@@ -6,9 +6,10 @@ listens on all interfaces of its node and knows no authentication, as torch's re
 does: keep the cluster's network private.
 """
 
+import asyncio
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
@@ -96,10 +97,15 @@ class StoreShell:
 
 
 class RayGroupStore:
-    """``GroupStore`` over the actor."""
+    """``GroupStore`` over the actor.
 
-    def __init__(self, handle: ActorHandle) -> None:
-        self._handle = handle
+    Args:
+        find_or_start: the actor's handle, from a living one or a new one; blocks.
+    """
+
+    def __init__(self, find_or_start: Callable[[], ActorHandle]) -> None:
+        self._find_or_start = find_or_start
+        self._handle = find_or_start()
 
     async def address(self) -> tuple[str, int]:
         host, port = await self._call("address")
@@ -107,6 +113,11 @@ class RayGroupStore:
 
     async def heartbeat(self) -> None:
         await self._call("heartbeat")
+
+    async def renew(self) -> bool:
+        before = self._handle
+        self._handle = await asyncio.to_thread(self._find_or_start)
+        return self._handle != before
 
     async def record(self, record: GroupRecord) -> None:
         await self._call("record", record)
@@ -131,18 +142,14 @@ def start_store(
 
     Returns before it serves.
     """
-    handle = (
-        ray.remote(StoreShell)
-        .options(
-            name=STORE_NAME,
-            namespace=namespace,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=0,  # a restarted one would be empty, and its port another one
-            max_concurrency=4,
-            num_cpus=0,
-            resources=dict(resources),
-        )
-        .remote(namespace, reaper_timeout_s)
+    actor = ray.remote(StoreShell).options(
+        name=STORE_NAME,
+        namespace=namespace,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=0,  # a restarted one would be empty, and its port another one
+        max_concurrency=4,
+        num_cpus=0,
+        resources=dict(resources),
     )
-    return RayGroupStore(handle)
+    return RayGroupStore(lambda: actor.remote(namespace, reaper_timeout_s))

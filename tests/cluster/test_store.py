@@ -23,6 +23,17 @@ from tests.cluster.fake_member import FACTS, make_spec
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
 
+MEMBERS = (WorkerId(0), WorkerId(2))
+RECORD = GroupRecord(
+    next_worker_id=WorkerId(3),
+    next_generation=Generation(2),
+    generation=Generation(1),
+    members=MEMBERS,
+    owner_E=(WorkerId(0), WorkerId(0), WorkerId(2), WorkerId(2)),
+    lease_names=("a", "b"),
+    build_reports=tuple(BuildReport(w, FACTS, 64, {}) for w in MEMBERS),
+)
+
 MEET_IN_STORE = """
 import sys
 from datetime import timedelta
@@ -70,19 +81,9 @@ async def test_the_store_remembers_the_last_record_for_the_next_coordinator(
     store: RayGroupStore, namespace: str
 ) -> None:
     assert await store.load() is None
-    members = (WorkerId(0), WorkerId(2))
-    record = GroupRecord(
-        next_worker_id=WorkerId(3),
-        next_generation=Generation(2),
-        generation=Generation(1),
-        members=members,
-        owner_E=(WorkerId(0), WorkerId(0), WorkerId(2), WorkerId(2)),
-        lease_names=("a", "b"),
-        build_reports=tuple(BuildReport(w, FACTS, 64, {}) for w in members),
-    )
-    await store.record(record)
+    await store.record(RECORD)
     again = start_store(namespace, reaper_timeout_s=60)
-    assert await again.load() == record
+    assert await again.load() == RECORD
     assert await again.address() == await store.address()
 
 
@@ -94,6 +95,19 @@ async def test_a_dead_store_is_unavailable_and_says_so(
     await asyncio.to_thread(kill_actor, handle, 10)
     with pytest.raises(UnavailableError, match="the store actor ended before it answered"):
         await store.heartbeat()
+
+
+async def test_only_a_store_that_has_gone_is_renewed_and_then_by_an_empty_one(
+    store: RayGroupStore, namespace: str
+) -> None:
+    await store.record(RECORD)
+    assert not await store.renew()
+    assert await store.load() == RECORD
+    before = await store.address()
+    await asyncio.to_thread(kill_actor, find_actor(STORE_NAME, namespace), 10)
+    assert await store.renew()
+    assert await store.load() is None
+    assert await store.address() != before
 
 
 async def beat(store: RayGroupStore) -> None:

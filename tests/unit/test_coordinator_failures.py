@@ -132,6 +132,44 @@ def test_a_group_that_is_lost_again_and_again_ends_its_rollouts_with_the_reason(
     run(main())
 
 
+@pytest.mark.parametrize("lengths", [[150] * 60, TAIL], ids=["heartbeat", "release"])
+def test_a_store_that_dies_costs_the_group_and_no_token(lengths: list[int]) -> None:
+    """A heartbeat misses it, or the next change of the group."""
+
+    async def main() -> None:
+        world = World()
+        async with started(world) as coordinator:
+            founders = set(world.factory.members)
+            await coordinator.submit(make_request("r", lengths))
+            await asyncio.sleep(0.2)
+            world.store.alive = False
+            check_tokens(await all_results(coordinator, "r"), lengths)
+            assert world.store.renewed == 1
+            await until(lambda: len(world.factory.members) == 4, "the group is whole again")
+            assert not founders & set(world.factory.members)
+            assert world.store.last is not None
+            assert not founders & set(world.store.last.members)
+
+    run(main())
+
+
+def test_without_any_store_the_rollouts_end_with_the_reason_and_nothing_stays_leased() -> None:
+    async def main() -> None:
+        world = World()
+        async with started(world) as coordinator:
+            world.store.alive = world.store.renewable = False
+            await coordinator.submit(make_request("r", TAIL))
+            results = await all_results(coordinator, "r")
+            unfinished = [r for r in results if r.finish_reason is FinishReason.FAILED]
+            assert "no node for another store" in unfinished[-1].error
+            await until(world.is_clean, "nothing is leased for a group that was given up")
+            world.store.renewable = True
+            await coordinator.submit(make_request("next", TAIL))
+            check_tokens(await all_results(coordinator, "next"), TAIL)
+
+    run(main())
+
+
 @pytest.mark.parametrize("call", ["build", "prepare", "switch", "cross"])
 def test_a_joiner_that_dies_costs_nothing(call: str) -> None:
     async def main() -> None:
@@ -181,6 +219,27 @@ def test_a_refused_model_ends_the_start_with_nothing_leased(error: FlexFloorErro
         with pytest.raises(type(error), match=error.message):
             await world.coordinator().start()
         assert world.is_clean()
+
+    run(main())
+
+
+def test_founders_that_are_too_few_to_hold_the_model_wait_for_more() -> None:
+    async def main() -> None:
+        world = World()
+        world.leases.borrow("a", 3)
+        world.factory.faults[0, "build"] = ConfigError(
+            "16 experts leave no KV block", field="group.kv_memory_bytes"
+        )
+        coordinator = world.coordinator()
+        starting = asyncio.ensure_future(coordinator.start())
+        await asyncio.sleep(15.0)
+        assert not starting.done()
+        assert not world.factory.living(), "a group that cannot be is kept"
+        world.leases.borrow("a", -1)
+        await starting
+        assert world.factory.members == (1, 2)
+        await coordinator.shutdown()
+        await world.factory.stop()
 
     run(main())
 
