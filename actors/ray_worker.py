@@ -4,8 +4,11 @@ It adds what only Ray knows (node, slot, pid) and ends its process after the mem
 Calls that may take long have threads of their own, so that they never block ``submit``.
 """
 
+import gc
 import importlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +54,20 @@ class WorkerPlace:
     pid: int
 
 
+@contextmanager
+def _collecting_no_garbage() -> Iterator[None]:
+    """Importing an engine makes hundreds of thousands of objects that stay, and the collector
+    looks through them again and again: without it the import takes a fifth less time. Frozen,
+    they are not looked at later either, between the steps.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 class WorkerShell:
     """What runs in the worker's process.
 
@@ -72,8 +89,9 @@ class WorkerShell:
     @ray.method(concurrency_group="control")
     def build(self, spec: WorkerSpec) -> BuildReport:
         module, _, name = self._member_path.partition(":")
-        self._member = getattr(importlib.import_module(module), name)(spec)
-        report: BuildReport = self._member.build()
+        with _collecting_no_garbage():
+            self._member = getattr(importlib.import_module(module), name)(spec)
+            report: BuildReport = self._member.build()
         place = self.place()
         return replace(report, node_id=place.node_id, slot=place.slot, pid=place.pid)
 
