@@ -1,5 +1,6 @@
 """One Ray cluster for the whole session: four logical GPUs, in a directory of its own."""
 
+import asyncio
 import os
 import signal
 import tempfile
@@ -11,7 +12,10 @@ import psutil
 import pytest
 import ray
 
-from actors.ray_coordinator import shutdown_runtime
+from actors.ray_coordinator import launch, shutdown_runtime
+from actors.rollout_api import SampleResult, Strategy
+from deploy.make_model import make_model
+from tests.cluster.real_runtime import RealRuntime, batch, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_SLOTS = 4
@@ -59,3 +63,26 @@ def namespace(cluster: str) -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex[:8]}"
     yield name
     shutdown_runtime(name)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def real_runtime(cluster: str, model: str) -> Iterator[RealRuntime]:
+    """Four workers that host vLLM, for all tests of a file; they take all slots."""
+    name = f"real-{uuid.uuid4().hex[:8]}"
+    client = launch(settings(name, model))
+    try:
+        yield RealRuntime(client, name, cluster)
+    finally:
+        shutdown_runtime(name)
+
+
+@pytest.fixture(scope="module")
+def reference(real_runtime: RealRuntime) -> list[SampleResult]:
+    """The batch as a static rollout decodes it."""
+    request = batch("reference", strategy=Strategy.STATIC)
+    return asyncio.run(real_runtime.decode(request))

@@ -1,7 +1,7 @@
-"""A second Ray job: a process of its own whose actor wants one slot.
+"""A second Ray job: a process of its own whose actors want one slot each.
 
-It prints one JSON line when its actor waits, and one when it runs, and ends when its standard
-input is closed.
+It prints one JSON line when its actors wait, and one for each that runs, and ends when its
+standard input is closed.
 """
 
 import json
@@ -25,10 +25,12 @@ if __name__ == "__main__":
             slot = ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
             return time.time(), slot
 
-    borrower = Borrower.remote()
-    running = borrower.work.remote()
+    borrowers = [Borrower.remote() for _ in range(int(sys.argv[2]))]
+    waiting = [borrower.work.remote() for borrower in borrowers]
     say(json.dumps({"waiting": True}))
-    started_at, slot = ray.get(running, timeout=60)
-    say(json.dumps({"started_at": started_at, "slot": slot}))
+    while waiting:
+        running, waiting = ray.wait(waiting, timeout=60)
+        started_at, slot = ray.get(running[0], timeout=0)
+        say(json.dumps({"started_at": started_at, "slot": slot}))
     sys.stdin.read()
     ray.shutdown()

@@ -1,13 +1,7 @@
 """Leases against a real Ray cluster of four logical GPUs."""
 
 import asyncio
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +11,7 @@ from actors.ray_leases import RayLeases
 from actors.ray_tables import read_groups
 from actors.settings import LeaseSettings
 from placement.errors import ConfigError
+from tests.cluster.started_job import other_job
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
 
@@ -37,29 +32,6 @@ async def wait_for_others(leases: RayLeases, slots: float) -> None:
     async with asyncio.timeout(20):
         while sum((await leases.slots_of_others()).values()) != slots:
             await asyncio.sleep(0.02)
-
-
-class OtherJob:
-    """``other_job.py``, started here."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
-
-    def next_line(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
-
-
-@contextmanager
-def other_job(address: str) -> Iterator[OtherJob]:
-    script = str(Path(__file__).with_name("other_job.py"))
-    command = [sys.executable, script, address]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
-        try:
-            yield OtherJob(process)
-        finally:
-            process.kill()
 
 
 async def test_each_worker_gets_a_lease_of_its_own(leases: RayLeases) -> None:
