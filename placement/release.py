@@ -24,7 +24,14 @@ from typing import Protocol
 from placement.dispatch import in_arrival_order, plan_dispatch, rooms_of
 from placement.ids import WorkerId
 from placement.rooms import kv_need_tokens, place
-from placement.views import GroupView, SampleView, WidthDecision, WidthReason, WorkerView
+from placement.views import (
+    GroupView,
+    Prediction,
+    SampleView,
+    WidthDecision,
+    WidthReason,
+    WorkerView,
+)
 
 
 class IdlePolicy(StrEnum):
@@ -36,7 +43,7 @@ class IdlePolicy(StrEnum):
 
 
 class ReleaseRule(Protocol):
-    """Decides the width. ``decide_width`` is the first one; a planner may take its place."""
+    """Decides the width: ``decide_width``, or ``placement.planner.ReleasePlanner``."""
 
     def __call__(self, view: GroupView, idle_policy: IdlePolicy) -> WidthDecision: ...
 
@@ -53,7 +60,7 @@ def decide_width(view: GroupView, idle_policy: IdlePolicy = IdlePolicy.ALL) -> W
     if not view.running:
         return _decide_drained(view, idle_policy)
     if not view.any_finished:
-        return _keep(view, f"none of {len(view.running)} running samples has ended yet")
+        return keep(view, f"none of {len(view.running)} running samples has ended yet")
     return _decide_release(view)
 
 
@@ -74,7 +81,7 @@ def _decide_drained(view: GroupView, idle_policy: IdlePolicy) -> WidthDecision:
     }[idle_policy]
     explanation = f"nothing to decode; idle policy {idle_policy} wants {width} workers, {now} now"
     if width == now:
-        return _keep(view, explanation)
+        return keep(view, explanation)
     leavers = tuple(w.worker_id for w in view.workers[width:])
     return WidthDecision(width, leavers, WidthReason.DRAINED, explanation)
 
@@ -83,10 +90,10 @@ def _decide_growth(view: GroupView) -> WidthDecision:
     now, num_queued = len(view.workers), len(view.queued)
     num_waiting = num_queued - len(plan_dispatch(view).bindings)
     if not num_waiting:
-        return _keep(view, f"{num_queued} queued samples find room on {now} workers")
+        return keep(view, f"{num_queued} queued samples find room on {now} workers")
     waiting = f"{num_waiting} of {num_queued} queued samples find no room on {now} workers"
     if now >= view.max_workers:
-        return _keep(view, f"{waiting}, and no more than {view.max_workers} may be leased")
+        return keep(view, f"{waiting}, and no more than {view.max_workers} may be leased")
     if not view.workers:
         return WidthDecision(view.max_workers, (), WidthReason.QUEUE, waiting)
 
@@ -103,7 +110,7 @@ def _decide_growth(view: GroupView) -> WidthDecision:
             )
     if first_enough is not None and (view.running or num_waiting < num_queued):
         # Room would come, and then some of it would be released again: two changes for little.
-        return _keep(view, f"{waiting}, but {first_enough} workers would not all stay in use")
+        return keep(view, f"{waiting}, but {first_enough} workers would not all stay in use")
     width = first_enough or view.max_workers
     return WidthDecision(
         width, (), WidthReason.QUEUE, f"{waiting}; the most that helps is {_capacity(view, width)}"
@@ -134,14 +141,14 @@ def _decide_release(view: GroupView) -> WidthDecision:
                 f"now, floor {view.floor_workers}",
             )
     if first_enough is not None:
-        return _keep(
+        return keep(
             view, f"{load}: {first_enough} workers would hold them, and soon after that fewer"
         )
-    return _keep(view, f"{load} do not fit on fewer than {now} workers, floor {view.floor_workers}")
+    return keep(view, f"{load} do not fit on fewer than {now} workers, floor {view.floor_workers}")
 
 
-def _keep(view: GroupView, explanation: str) -> WidthDecision:
-    return WidthDecision(len(view.workers), (), WidthReason.KEEP, explanation)
+def keep(view: GroupView, explanation: str, predicted: Prediction | None = None) -> WidthDecision:
+    return WidthDecision(len(view.workers), (), WidthReason.KEEP, explanation, predicted)
 
 
 def _is_settled(view: GroupView) -> bool:

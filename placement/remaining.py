@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.views import SampleView
+from placement.views import LengthBelief, SampleView
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +28,6 @@ _ERFC = (
     -0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223,
 )  # fmt: skip
 _LEAST_SIGMA = 1e-3  # a belief without doubt would make every surprise infinite
-_QUADRATURE = 12  # points of the integral of the survival function; the tail is cut at the limit
 
 
 def log_normal_sf(z: Floats) -> Floats:
@@ -64,18 +63,21 @@ class Remaining:
     limit_N: Floats
 
     @classmethod
-    def of(cls, samples: Sequence[SampleView], fallback: tuple[float, float]) -> "Remaining":
+    def of(cls, samples: Sequence[SampleView], fallback: LengthBelief) -> "Remaining":
         """Args:
-        fallback: (mu, sigma) where a sample has no belief.
+        fallback: for samples without a belief.
         """
-        rows = [
-            (s.belief.mu, s.belief.sigma, s.generated_tokens, s.max_response_tokens)
-            if s.belief is not None
-            else (*fallback, s.generated_tokens, s.max_response_tokens)
-            for s in samples
-        ]
-        table = np.array(rows, dtype=np.float64).reshape(len(rows), 4)
-        return cls(table[:, 0], np.maximum(table[:, 1], _LEAST_SIGMA), table[:, 2], table[:, 3])
+        beliefs = [fallback if s.belief is None else s.belief for s in samples]
+        count = len(samples)
+        generated_N = np.fromiter((s.generated_tokens for s in samples), np.float64, count)
+        prompt_N = np.fromiter((s.context_tokens for s in samples), np.float64, count) - generated_N
+        full_N = np.fromiter((s.max_context_tokens for s in samples), np.float64, count)
+        return cls(
+            np.fromiter((b.mu for b in beliefs), np.float64, count),
+            np.fromiter((max(b.sigma, _LEAST_SIGMA) for b in beliefs), np.float64, count),
+            generated_N,
+            full_N - prompt_N,
+        )
 
     def take(self, index: NDArray[np.intp]) -> "Remaining":
         return Remaining(
@@ -99,19 +101,22 @@ class Remaining:
 
     def expected_tokens(self) -> Floats:
         """Mean of the tokens still to come, by sample."""
-        # Quadratic spacing: the survival function falls fastest near where it starts.
-        unit_Q = ((np.arange(_QUADRATURE) + 0.5) / _QUADRATURE) ** 2
-        weight_Q = 2 * np.sqrt(unit_Q) / _QUADRATURE
-        # Beyond six standard deviations of the log nothing is left to integrate.
-        top_N = np.exp(np.minimum(self.mu_N + 6 * self.sigma_N, 60.0)) + self.generated_N
-        span_N = np.minimum(self.most_tokens, top_N)
-        already_N = self._log_sf(self.generated_N)
-        total_N = np.zeros_like(span_N)
-        for unit, weight in zip(unit_Q, weight_Q, strict=True):
-            longer_N = self.generated_N + unit * span_N
-            total_N += weight * np.exp(np.minimum(self._log_sf(longer_N) - already_N, 0.0))
-        result: Floats = total_N * span_N
-        return result
+        variance_N = self.sigma_N**2
+        z_now_N, z_limit_N = self._z(self.generated_N), self._z(self.limit_N)
+        log_now_N = log_normal_sf(z_now_N)
+        # The mean of a log-normal beyond a point is the same survival function, shifted.
+        beyond_now_N = log_normal_sf(z_now_N - self.sigma_N) - log_now_N
+        beyond_limit_N = log_normal_sf(z_limit_N - self.sigma_N) - log_now_N
+        log_mean_N = self.mu_N + 0.5 * variance_N
+        length_N = (
+            np.exp(log_mean_N + beyond_now_N)
+            - np.exp(log_mean_N + beyond_limit_N)
+            + self.limit_N * np.exp(log_normal_sf(z_limit_N) - log_now_N)
+        )
+        return np.asarray(np.clip(length_N - self.generated_N, 0.0, self.most_tokens))
+
+    def _z(self, tokens: Floats) -> Floats:
+        return np.asarray((np.log(np.maximum(tokens, 1.0)) - self.mu_N) / self.sigma_N)
 
     def _log_sf(self, tokens: Floats) -> Floats:
-        return log_normal_sf((np.log(np.maximum(tokens, 1.0)) - self.mu_N) / self.sigma_N)
+        return log_normal_sf(self._z(tokens))

@@ -1,0 +1,157 @@
+"""Late binding with foresight: which queued sample starts where, and who moves to even the load.
+
+A sample is bound when a worker has a free slot and KV for what the sample has plus a reserve
+(``placement.reserve``). Those that were running before go first, then those that are expected
+to become longest: a long sample that starts last is what everybody waits for. Where nothing is
+believed, or the same of all, the order is that of arrival. When the queue is empty, running
+samples move where that pays (``placement.rebalance``).
+
+Invariants:
+    - Nobody is passed by more than ``window_samples`` that arrived later, and the first that
+      finds no room keeps a worker for itself (``placement.rooms``): nobody starves.
+    - Where nothing runs, a sample starts that fits by what it has, whatever the reserve.
+
+Changes with every call: the reserve, and when the load was last evened out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.errors import PlanError
+from placement.horizon import GroupCosts
+from placement.ids import WorkerId
+from placement.rebalance import RebalanceSettings, plan_moves
+from placement.reserve import Reserve, ReserveTuner
+from placement.rooms import Room, place
+from placement.survivors import Claim
+from placement.views import Binding, DispatchPlan, GroupView, Move, SampleView
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchSettings:
+    """Attributes:
+    reserve: where the reserve starts; it is tuned unless it is for the full length.
+    rebalance: None: running samples stay where they are, until a release moves them.
+    window_samples: samples are sorted by length only within so many arrivals.
+    """
+
+    reserve: Reserve = field(default_factory=Reserve)
+    rebalance: RebalanceSettings | None = field(default_factory=RebalanceSettings)
+    window_samples: int = 65_536
+
+    def __post_init__(self) -> None:
+        if self.window_samples < 1:
+            raise PlanError(
+                f"is {self.window_samples}; it must be at least 1", field="window_samples"
+            )
+
+
+class Dispatcher:
+    """A dispatch rule, as ``placement.dispatch.plan_dispatch`` is one."""
+
+    def __init__(self, settings: DispatchSettings, costs: GroupCosts) -> None:
+        self._settings = settings
+        self._costs = costs
+        self._tuner = ReserveTuner(settings.reserve)
+        self._balanced_at = 0
+
+    @property
+    def reserve(self) -> Reserve:
+        """As tuned so far."""
+        return self._tuner.reserve
+
+    def __call__(self, view: GroupView) -> DispatchPlan:
+        reserve = self._tuner.update(view)
+        if not view.queued:
+            return DispatchPlan((), self._even_out(view))
+        if not view.workers:
+            return DispatchPlan(())
+        rooms = _rooms(view, reserve)
+        if all(room.full for room in rooms):
+            return DispatchPlan(())
+        claims = self._claims(view, reserve)
+        placed = place(claims, rooms, 1)
+        bindings = [Binding(claim.sample.sample_id, room.worker_id) for claim, room in placed]
+        if not placed and not view.running:
+            bindings = _first_that_fits(claims, view)
+        return DispatchPlan(tuple(bindings))
+
+    def _claims(self, view: GroupView, reserve: Reserve) -> list[Claim]:
+        """Queued samples with their needs, in the order in which they are to be bound."""
+        queued = view.queued
+        need_N = reserve.needs(queued, view.kv_block_tokens)
+        count = len(queued)
+        order_N = np.fromiter((s.order for s in queued), np.int64, count)
+        new_N = np.fromiter((s.generated_tokens == 0 for s in queued), np.bool_, count)
+        # A log-normal's mean is monotone in mu + sigma^2 / 2.
+        longest_N = np.fromiter((_expected_log_tokens(s) for s in queued), np.float64, count)
+        first_N = np.where(new_N, longest_N, need_N)
+        window_N = np.where(new_N, order_N // self._settings.window_samples, -1)
+        index = np.lexsort((order_N, -first_N, window_N))
+        needs = need_N.tolist()
+        return [Claim(queued[i], needs[i]) for i in index.tolist()]
+
+    def _even_out(self, view: GroupView) -> tuple[Move, ...]:
+        rebalance = self._settings.rebalance
+        if rebalance is None:
+            return ()
+        if view.steps < self._balanced_at:  # another load
+            self._balanced_at = 0
+        if view.steps - self._balanced_at < rebalance.interval_steps:
+            return ()
+        self._balanced_at = view.steps
+        return plan_moves(view, self._costs, rebalance)
+
+
+def _expected_log_tokens(sample: SampleView) -> float:
+    return 0.0 if sample.belief is None else sample.belief.mu + 0.5 * sample.belief.sigma**2
+
+
+def _rooms(view: GroupView, reserve: Reserve) -> list[Room]:
+    """The workers' rooms with their running samples in them, in rank order."""
+    ranks = {worker.worker_id: rank for rank, worker in enumerate(view.workers)}
+    need_W, samples_W = _held(
+        view.running, ranks, reserve.needs(view.running, view.kv_block_tokens)
+    )
+    return [
+        Room(w.worker_id, rank, w.max_samples, w.kv_capacity_tokens, samples, need)
+        for rank, (w, samples, need) in enumerate(
+            zip(view.workers, samples_W.tolist(), need_W.tolist(), strict=True)
+        )
+    ]
+
+
+def _held(
+    running: Sequence[SampleView], ranks: dict[WorkerId, int], need_N: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """KV and samples of each worker.
+
+    Raises:
+        PlanError: a running sample is on none of the workers.
+    """
+    need_W = np.zeros(len(ranks), np.int64)
+    samples_W = np.zeros(len(ranks), np.int64)
+    rank_N = np.empty(len(running), np.intp)
+    for i, sample in enumerate(running):
+        rank = ranks.get(sample.worker_id) if sample.worker_id is not None else None
+        if rank is None:
+            raise PlanError(
+                f"sample {sample.sample_id} runs on worker {sample.worker_id}, which is not in "
+                f"the group {list(ranks)}; queue it again"
+            )
+        rank_N[i] = rank
+    np.add.at(need_W, rank_N, need_N)
+    np.add.at(samples_W, rank_N, 1)
+    return need_W, samples_W
+
+
+def _first_that_fits(claims: Sequence[Claim], view: GroupView) -> list[Binding]:
+    """Everybody is idle and every reserve too large: the first sample that fits by what it has."""
+    worker = max(view.workers, key=lambda w: w.kv_capacity_tokens)
+    for claim in claims:
+        if claim.sample.context_tokens < worker.kv_capacity_tokens:
+            return [Binding(claim.sample.sample_id, worker.worker_id)]
+    return []

@@ -1,0 +1,215 @@
+"""How many workers there should be, and who leaves: the release planner.
+
+It looks ahead (``placement.horizon``), finds the widths of least cost at its price of a freed
+worker-second (``placement.programme``), and acts on the first of them if the samples really fit
+there (``placement.survivors``). With a bound on the slowdown it chooses the price itself.
+
+Invariants:
+    - Nobody leaves while samples wait; the width never falls below the floor, and never to one
+      where a sample would find no room.
+    - It widens the group only for samples that have not started yet (new work), or where nothing
+      can proceed. So without new work the width only falls, and a load has at most
+      ``max_changes`` releases.
+    - The same views in the same order give the same decisions.
+
+Changes with every call: when it planned last, and how much of the slowdown it has used up.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.errors import PlanError
+from placement.horizon import GroupCosts, Horizon, Ladder, Load, Prices, foresee, price
+from placement.programme import Path, cheapest_path, dearest_affordable
+from placement.release import IdlePolicy, decide_width, keep
+from placement.remaining import Remaining
+from placement.reserve import Reserve
+from placement.survivors import Survivors, choose_survivors
+from placement.views import GroupView, LengthBelief, Prediction, WidthDecision, WidthReason
+
+_MOST_WIDTHS = 20  # finer ladders change the cost by less than the prediction errs
+_DEFAULT_SIGMA = 1.0  # of a sample of which nothing is believed: anything up to its limit
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerSettings:
+    """Attributes:
+    price: v, of a freed worker-second, 0 (only the makespan counts) to 1 (only what is occupied).
+    max_slowdown_ratio: if set, ``price`` is not used: as much is freed as possible while the
+        load takes at most this share longer than without any release.
+    replan_steps: least steps between two plans, unless a worker idles or the group changed.
+    max_changes: most changes of the width in a load; then it keeps its width.
+    reserve: with how much KV a sample is counted when it has to fit somewhere else.
+    """
+
+    price: float = 0.5
+    max_slowdown_ratio: float | None = None
+    replan_steps: int = 256
+    max_changes: int = 8
+    reserve: Reserve = field(default_factory=Reserve)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.price <= 1:
+            raise PlanError(f"is {self.price}; it must be between 0 and 1", field="price")
+        if self.max_slowdown_ratio is not None and not self.max_slowdown_ratio >= 0:
+            raise PlanError(
+                f"is {self.max_slowdown_ratio}; it must not be negative",
+                field="max_slowdown_ratio",
+            )
+        for name in ("replan_steps", "max_changes"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"is {getattr(self, name)}; it must be at least 1", field=name)
+
+
+class ReleasePlanner:
+    """A release rule (``placement.release.ReleaseRule``)."""
+
+    def __init__(self, settings: PlannerSettings, costs: GroupCosts) -> None:
+        self._settings = settings
+        self._costs = costs
+        self._planned_at: int | None = None
+        self._planned_width = 0
+        self._slack_s: float | None = None
+        """What may still be lost to releases in this load."""
+
+    def __call__(self, view: GroupView, idle_policy: IdlePolicy = IdlePolicy.ALL) -> WidthDecision:
+        if view.nobody_leaves or not view.running:
+            self._forget()
+            return decide_width(view, idle_policy)
+        if view.queued:
+            return self._decide_growth(view, idle_policy)
+        if len(view.workers) <= view.floor_workers:
+            return keep(view, f"{len(view.workers)} workers are the floor")
+        if view.num_changes >= self._settings.max_changes:
+            return keep(view, f"{view.num_changes} changes in this load are enough")
+        if self._too_early(view):
+            return keep(view, f"planned at step {self._planned_at}, now it is {view.steps}")
+        self._planned_at, self._planned_width = view.steps, len(view.workers)
+        return self._decide_release(view)
+
+    def _forget(self) -> None:
+        self._planned_at, self._slack_s = None, None
+
+    def _too_early(self, view: GroupView) -> bool:
+        if self._planned_at is None or len(view.workers) != self._planned_width:
+            return False
+        since = view.steps - self._planned_at
+        if since < 0:  # another load
+            self._forget()
+            return False
+        busy = {sample.worker_id for sample in view.running}
+        idle = len(busy) < len(view.workers)
+        return since < (self._settings.replan_steps // 4 if idle else self._settings.replan_steps)
+
+    def _decide_growth(self, view: GroupView, idle_policy: IdlePolicy) -> WidthDecision:
+        """New work is worth more workers; who was preempted waits for the others to end."""
+        num_new = sum(sample.generated_tokens == 0 for sample in view.queued)
+        if not num_new:
+            return keep(view, f"{len(view.queued)} preempted samples wait for room")
+        self._forget()
+        return decide_width(view, idle_policy)
+
+    # Releases
+
+    def _decide_release(self, view: GroupView) -> WidthDecision:
+        horizon = foresee(_load_of(view), self._settings.replan_steps)
+        need_N = self._settings.reserve.needs(view.running, view.kv_block_tokens)
+        ladder = _ladder_of(view)
+        prices = price(horizon, ladder, self._costs)
+        able = _able_now(view, ladder, int(need_N.sum()))
+        while True:
+            prices = _only_now(prices, able)
+            chosen, path = self._choose(view, horizon, ladder, prices)
+            prediction = _prediction(horizon, prices, path)
+            expected = f"{len(view.running)} samples, about {prediction.steps_without:.0f} steps"
+            width = path.width_K[0]
+            if width == len(view.workers):
+                return keep(
+                    view, f"{expected}: at price {chosen:.2f} no release pays now", prediction
+                )
+            survivors = choose_survivors(view, width, need_N)
+            if survivors is not None:
+                self._use_up(prediction)
+                return _release(view, expected, chosen, survivors, prediction)
+            # The sum would fit and the samples do not: nor will they on fewer workers.
+            able = able & (np.array(ladder.widths) > width)
+
+    def _choose(
+        self, view: GroupView, horizon: Horizon, ladder: Ladder, prices: Prices
+    ) -> tuple[float, Path]:
+        most_slowdown = self._settings.max_slowdown_ratio
+        if most_slowdown is None:
+            chosen = self._settings.price
+            return chosen, cheapest_path(horizon, ladder, prices, chosen, view.max_workers)
+        staying_s = float(prices.decode_s_KC[:, -1].sum())
+        if self._slack_s is None:
+            self._slack_s = most_slowdown * staying_s
+        return dearest_affordable(
+            horizon, ladder, prices, view.max_workers, staying_s + self._slack_s
+        )
+
+    def _use_up(self, predicted: Prediction) -> None:
+        if self._slack_s is not None:
+            lost_s = predicted.seconds_with - predicted.seconds_without
+            self._slack_s = max(0.0, self._slack_s - lost_s)
+
+
+def _load_of(view: GroupView) -> Load:
+    """The running samples; of one without belief anything is possible up to its limit."""
+    count = len(view.running)
+    limit = max(sample.max_response_tokens for sample in view.running)
+    fallback = LengthBelief(float(np.log(max(1, limit) / 2)), _DEFAULT_SIGMA)
+    context_N = np.fromiter((s.context_tokens for s in view.running), np.float64, count)
+    return Load(Remaining.of(view.running, fallback), context_N, np.ones(count))
+
+
+def _ladder_of(view: GroupView) -> Ladder:
+    """Widths from the floor to the present one."""
+    now, floor = len(view.workers), max(1, view.floor_workers)
+    rungs = np.unique(np.rint(np.geomspace(floor, now, _MOST_WIDTHS)).astype(int))
+    widths = tuple(rungs.tolist())
+    max_samples = min(worker.max_samples for worker in view.workers)
+    return Ladder(widths, tuple(view.kv_tokens_at_width[w] for w in widths), max_samples)
+
+
+def _able_now(view: GroupView, ladder: Ladder, need_tokens: int) -> NDArray[np.bool_]:
+    """Widths that hold what runs now, by sample slots and by the sum of its KV."""
+    width_C = np.array(ladder.widths)
+    enough_kv_C = width_C * np.array(ladder.kv_tokens_C) >= need_tokens
+    return np.asarray(enough_kv_C & (width_C * ladder.max_samples >= len(view.running)))
+
+
+def _only_now(prices: Prices, able_C: NDArray[np.bool_]) -> Prices:
+    fits_KC = prices.fits_KC.copy()
+    fits_KC[0] &= able_C
+    return replace(prices, fits_KC=fits_KC)
+
+
+def _prediction(horizon: Horizon, prices: Prices, path: Path) -> Prediction:
+    steps = float(horizon.steps.sum())
+    return Prediction(
+        steps_with=steps,
+        steps_without=steps,
+        seconds_with=path.seconds,
+        seconds_without=float(prices.decode_s_KC[:, -1].sum()),
+        freed_worker_steps=path.freed_worker_steps,
+    )
+
+
+def _release(
+    view: GroupView, expected: str, chosen: float, survivors: Survivors, predicted: Prediction
+) -> WidthDecision:
+    moved_tokens = sum(sample.context_tokens for sample in survivors.moved)
+    return WidthDecision(
+        len(survivors.staying),
+        survivors.leavers,
+        WidthReason.CONSOLIDATE if survivors.moved else WidthReason.IDLE,
+        f"{expected}: at price {chosen:.2f} {len(view.workers)} -> {len(survivors.staying)} "
+        f"workers free {predicted.freed_worker_steps:.0f} worker-steps for "
+        f"{predicted.seconds_with - predicted.seconds_without:+.1f} of "
+        f"{predicted.seconds_without:.1f}; {len(survivors.moved)} samples with {moved_tokens} "
+        f"tokens move",
+        predicted,
+    )
