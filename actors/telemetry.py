@@ -13,8 +13,11 @@ from prometheus_client.registry import Collector
 from actors.accounting import SlotTotals
 from actors.protocol import StepStats
 from placement.ids import WorkerId
+from placement.membership import Phase
+from placement.samples import FinishReason
 
 WORKER_STATES = ("building", "decoding", "idle", "leaving")
+CHANGE_PHASES = (Phase.BUILD, Phase.PREPARE, Phase.PAUSE, Phase.COMMIT, Phase.FINALIZE)
 
 _PHASE_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
@@ -72,6 +75,11 @@ class Telemetry:
             buckets=_PHASE_BUCKETS_S,
             registry=self.registry,
         )
+        # Series that begin at their first event hide it from increase().
+        for reason in FinishReason:
+            self.ended.labels(reason)
+        for phase in CHANGE_PHASES:
+            self.rollbacks.labels(phase)
         self._stats_of: dict[WorkerId, StepStats] = {}
 
     def report(self, worker_id: WorkerId, stats: StepStats) -> None:
