@@ -383,8 +383,9 @@ class Member:
         with _timed(phases, "experts"):
             self._at_boundary(forget)
         with _timed(phases, "groups"):
-            undo.coordinators.dismantle()
-            undo.groups.retire()
+            if undo.prepared.groups is not None:  # a leaver keeps its groups until it leaves
+                undo.coordinators.dismantle()
+                undo.groups.retire()
             if undo.prepared.transport is not None:
                 undo.prepared.transport.close()
         return FinalizeReport(self._spec.worker_id, phases, self._engine.kv_capacity_tokens)

@@ -219,7 +219,7 @@ class LocalGroup:
         return crossed
 
     def finalize(self, change: GroupChange) -> None:
-        self._all(change.new_members, "finalize", change.generation)
+        self._all(change.new_members + change.leavers, "finalize", change.generation)
         for w in change.leavers:
             self.workers[w].do("leave")
             self.retire(w)
