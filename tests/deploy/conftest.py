@@ -116,17 +116,22 @@ def refuse_unknown_fields(schema: Any) -> Any:
     return closed
 
 
+def find_tool(name: str) -> str:
+    """Its path; skips the test if it is not there."""
+    beside_python = Path(sys.executable).parent
+    path = shutil.which(name, path=f"{beside_python}{os.pathsep}{os.environ['PATH']}")
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    return path
+
+
 @pytest.fixture(scope="session")
 def run_tool() -> RunTool:
     """``run_tool(name, *arguments)``: its output; fails if it does, skips if it is not there."""
 
     def run(name: str, *arguments: object) -> str:
-        beside_python = Path(sys.executable).parent
-        path = shutil.which(name, path=f"{beside_python}{os.pathsep}{os.environ['PATH']}")
-        if path is None:
-            pytest.skip(f"{name} is not installed")
         ended = subprocess.run(
-            [path, *map(str, arguments)],
+            [find_tool(name), *map(str, arguments)],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -1,5 +1,6 @@
 """The chart's values: one schema made from the model, and what is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,3 +80,14 @@ def test_helm_finds_nothing_to_complain_about(helm: Any) -> None:
     assert report["errors"] == []
     worth_telling = [m["error"] for m in report["messages"] if m["severity"] > 1]
     assert worth_telling == []
+
+
+def test_the_packaged_chart_holds_what_the_folder_only_links_to(helm: Any, tmp_path: Path) -> None:
+    packaged = Path(helm.package(CHART, destination=tmp_path))
+    everything = {"monitoring": {"rules": {"enabled": True}, "dashboard": {"enabled": True}}}
+    from_folder = helm.Chart.load(CHART).render(everything, name="rl")
+    from_package = helm.Chart.load(packaged).render(everything, name="rl")
+    for template in ("dashboard.yaml", "prometheusrule.yaml"):
+        path = f"flexfloor/templates/{template}"
+        assert from_folder[path].strip()
+        assert from_package[path] == from_folder[path]

@@ -46,6 +46,10 @@ def labels_of(exposed: list[Metric]) -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def dashboard() -> dict[str, Any]:
+    return read_dashboard()
+
+
+def read_dashboard() -> dict[str, Any]:
     tree: dict[str, Any] = json.loads(DASHBOARD.read_text())
     return tree
 
