@@ -17,17 +17,16 @@ first word in which all ask for the same one; nobody is told by the coordinator.
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from actors.boundary_jobs import BoundaryJobs
 from actors.engines.environment import set_environment
 from actors.groups import (
     GenerationGroups,
@@ -46,12 +45,12 @@ from actors.protocol import (
     FinalizeReport,
     PrepareReport,
     RolledBack,
-    StepStats,
     Switched,
     Tokens,
     WorkerReport,
     WorkerSpec,
 )
+from actors.step_record import StepRecord
 from placement.errors import FlexFloorError, MembershipError, RequestError
 from placement.ids import Generation, SampleId, WorkerId
 from placement.membership import GroupChange, Placement
@@ -60,10 +59,6 @@ from placement.samples import FinishReason, Sample
 if TYPE_CHECKING:  # vLLM is imported when a worker builds, after the environment is set
     from actors.engines.vllm_engine import Engine
     from actors.engines.vllm_private import Coordinators
-
-RECENT_STEPS = 64
-JOB_TIMEOUT_S = 120.0
-"""Bound on a job's wait for the next step boundary: several collective timeouts."""
 
 
 class State(StrEnum):
@@ -115,20 +110,13 @@ class Member:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._outbox = Outbox()
-        self._wakeup = threading.Condition()
-        self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._jobs = BoundaryJobs()
+        self._step_record = StepRecord()
         self._state = State.BUILT
         self._prepared: dict[Generation, _Prepared] = {}
         self._armed: Generation | None = None
         self._undo: _Undo | None = None
         self._crossing: _Crossing | None = None
-        self._steps = 0
-        self._step_s_sum = 0.0
-        self._recent_steps: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
-        """Seconds and the wall clock at the end of each."""
-        self._last_step_end_s = time.monotonic()
-        self._last_token_s: float | None = None
-        self._max_token_gap_s = 0.0
         self._engine: Engine
         self._groups: GenerationGroups
         self._store: dist.TCPStore
@@ -143,7 +131,7 @@ class Member:
         Raises:
             ModelRefusedError, ConfigError: the model, the mode or the memory does not work.
         """
-        return self._at_boundary(self._build, timeout_s=None)
+        return self._jobs.do(self._build, timeout_s=None)
 
     def _build(self) -> BuildReport:
         started = time.perf_counter()
@@ -177,7 +165,7 @@ class Member:
             self._groups = groups
             self._set_state(State.DECODING)
 
-        self._at_boundary(enter)
+        self._jobs.do(enter)
 
     def leave(self) -> None:
         """Shut the engine down and end the decode thread; the process may exit then."""
@@ -187,10 +175,11 @@ class Member:
                 self._undo.prepared.transport.close()
             self._groups.retire()
             self._engine.close()
+            self._jobs.close(f"worker {self._spec.worker_id} has left")
             self._set_state(State.LEFT)
 
         if self._state is not State.LEFT:
-            self._at_boundary(close)
+            self._jobs.do(close)
 
     # -------------------------------------------------------------------------- samples
 
@@ -211,7 +200,7 @@ class Member:
                         )
                     )
 
-        self._post(add_all)
+        self._jobs.post(add_all)
 
     def cancel(self, sample_ids: list[SampleId]) -> None:
         def evict_all() -> None:
@@ -219,23 +208,11 @@ class Member:
                 if self._engine.evict(sample_id):
                     self._outbox.put(Evicted(sample_id))
 
-        self._post(evict_all)
+        self._jobs.post(evict_all)
 
     def collect(self, acknowledged: int, wait_s: float) -> WorkerReport:
         cursor, events = self._outbox.collect(acknowledged, wait_s)
-        gap_s, self._max_token_gap_s = self._max_token_gap_s, 0.0
-        recent = tuple(self._recent_steps)
-        stats = StepStats(
-            steps=self._steps,
-            step_s_sum=self._step_s_sum,
-            last_step_age_s=time.monotonic() - self._last_step_end_s,
-            running=self._engine.num_running,
-            kv_used_tokens=self._engine.kv_used_tokens,
-            kv_capacity_tokens=self._engine.kv_capacity_tokens,
-            max_token_gap_s=gap_s,
-            recent_step_s=tuple(seconds for seconds, _ in recent),
-            recent_step_end_at=tuple(end_at for _, end_at in recent),
-        )
+        stats = self._step_record.take_stats(self._engine)
         return WorkerReport(self._spec.worker_id, cursor, events, stats)
 
     # ------------------------------------------------------------------- change of membership
@@ -257,12 +234,12 @@ class Member:
                 if me in change.new_members:
                     prepared.groups = self._form(change.generation, change.new_members)
             with _timed(phases, "room"):
-                self._at_boundary(lambda: self._make_room(prepared))
+                self._jobs.do(lambda: self._make_room(prepared))
             if prepared.transport is not None:
                 with _timed(phases, "dense"):
                     received += move_dense(self._engine, prepared.transport, me, change)
                     if me in change.joiners:
-                        self._at_boundary(self._engine.repack_dense)
+                        self._jobs.do(self._engine.repack_dense)
                 with _timed(phases, "experts"):
                     received += move_experts(self._engine, prepared.transport, me, change.moves)
         except FlexFloorError:
@@ -318,7 +295,7 @@ class Member:
             return
         if self._armed == generation:
             self._armed = None
-        self._at_boundary(lambda: self._restore_experts(prepared))
+        self._jobs.do(lambda: self._restore_experts(prepared))
         _close(prepared)
 
     def _restore_experts(self, prepared: _Prepared) -> None:
@@ -332,10 +309,10 @@ class Member:
         if prepared is None:
             raise MembershipError(f"generation {generation} is not prepared here")
         if self._spec.worker_id in prepared.change.joiners:
-            self._post(lambda: self._cross(generation))
+            self._jobs.post(lambda: self._cross(generation))
         else:
             self._armed = generation
-            self._notify()
+            self._jobs.wake()
 
     def _cross(self, generation: Generation) -> None:
         """On the decode thread, at the agreed boundary."""
@@ -363,7 +340,7 @@ class Member:
         self._engine.enter(prepared.groups, placement)
         self._groups = prepared.groups
         joins = self._spec.worker_id in change.joiners
-        last_step_end_s = start if joins else self._last_step_end_s
+        last_step_end_s = start if joins else self._step_record.last_end_s
         self._crossing = _Crossing(generation, last_step_end_s, start, time.monotonic())
         self._set_state(State.DECODING)
 
@@ -381,7 +358,7 @@ class Member:
             )
 
         with _timed(phases, "experts"):
-            self._at_boundary(forget)
+            self._jobs.do(forget)
         with _timed(phases, "groups"):
             if undo.prepared.groups is not None:  # a leaver keeps its groups until it leaves
                 undo.coordinators.dismantle()
@@ -401,7 +378,7 @@ class Member:
             if self._undo is not None and self._undo.prepared.change.generation == generation:
                 self._go_back("the coordinator asked for it", resubmit=False)
 
-        self._at_boundary(go_back)
+        self._jobs.do(go_back)
 
     def _go_back(self, error: str, *, resubmit: bool) -> None:
         """On the decode thread: undo the crossing and decode on in the old generation.
@@ -428,12 +405,9 @@ class Member:
 
     def _run(self) -> None:
         while self._state is not State.LEFT:
-            self._run_jobs()
+            self._jobs.run()
             if self._state is not State.DECODING:
-                with self._wakeup:
-                    self._wakeup.wait_for(
-                        lambda: self._jobs or self._state in (State.DECODING, State.LEFT)
-                    )
+                self._jobs.wait(or_until=lambda: self._state in (State.DECODING, State.LEFT))
                 continue
             in_step = False
             try:
@@ -444,18 +418,24 @@ class Member:
                     in_step = True
                     self._step()
                 else:
-                    self._last_step_end_s = time.monotonic()
-                    with self._wakeup:
-                        self._wakeup.wait_for(self._has_news, timeout=self._spec.idle_beat_s)
+                    self._step_record.idle_beat()
+                    self._jobs.wait(
+                        or_until=lambda: self._armed is not None, timeout_s=self._spec.idle_beat_s
+                    )
             except Exception as error:  # noqa: BLE001 - whatever broke is reported and acted on
-                if self._undo is not None:
-                    self._go_back(repr(error), resubmit=in_step)
-                else:
-                    self._set_state(State.BROKEN)
-                    self._outbox.put(Broken(repr(error)))
+                self._recover(repr(error), in_step=in_step)
 
-    def _has_news(self) -> bool:
-        return bool(self._jobs) or self._armed is not None
+    def _recover(self, error: str, *, in_step: bool) -> None:
+        """Back to the generation before where there is one, else the group is lost."""
+        if self._undo is not None:
+            try:
+                self._go_back(error, resubmit=in_step)
+            except Exception as second:  # noqa: BLE001 - reported below
+                error = f"{error}; the way back failed: {second!r}"
+            else:
+                return
+        self._set_state(State.BROKEN)
+        self._outbox.put(Broken(error))
 
     def _exchange_control_word(self) -> tuple[bool, Generation | None]:
         """(somebody has unfinished samples, generation that all want to cross to)."""
@@ -478,18 +458,11 @@ class Member:
         start = time.monotonic()
         made = self._engine.step()
         end = time.monotonic()
-        self._steps += 1
-        self._step_s_sum += end - start
-        self._recent_steps.append((end - start, time.time()))
-        self._last_step_end_s = end
+        self._step_record.step(
+            start, end, made_tokens=bool(made), unfinished=self._engine.has_unfinished()
+        )
         for tokens in made:
             self._outbox.put(tokens)
-        if made and self._last_token_s is not None:
-            self._max_token_gap_s = max(self._max_token_gap_s, end - self._last_token_s)
-        if made:
-            self._last_token_s = end
-        if not self._engine.has_unfinished():
-            self._last_token_s = None
         if self._crossing is not None:
             crossing, self._crossing = self._crossing, None
             self._outbox.put(
@@ -505,36 +478,9 @@ class Member:
                 )
             )
 
-    # ---------------------------------------------------------------------------------- jobs
-
-    def _post(self, job: Callable[[], Any]) -> "Future[Any]":
-        if self._state is State.LEFT:
-            raise MembershipError(f"worker {self._spec.worker_id} has left")
-        future: Future[Any] = Future()
-        with self._wakeup:
-            self._jobs.append((job, future))
-            self._wakeup.notify_all()
-        return future
-
-    def _at_boundary(self, job: Callable[[], Any], timeout_s: float | None = JOB_TIMEOUT_S) -> Any:
-        """Run ``job`` on the decode thread between two steps, and wait for its result."""
-        return self._post(job).result(timeout_s)
-
-    def _run_jobs(self) -> None:
-        while self._jobs:
-            job, future = self._jobs.popleft()
-            try:
-                future.set_result(job())
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever posted the job
-                future.set_exception(error)
-
     def _set_state(self, state: State) -> None:
         self._state = state
-        self._notify()
-
-    def _notify(self) -> None:
-        with self._wakeup:
-            self._wakeup.notify_all()
+        self._jobs.wake()
 
 
 def _close(prepared: _Prepared) -> None:
