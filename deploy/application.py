@@ -13,13 +13,19 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import HTTPOptions
 
 from actors.model_check import check_model
+from actors.ray_answers import first_line
 from actors.ray_coordinator import COORDINATOR, connect, launch
 from actors.ray_coordinator_client import CoordinatorClient
+from actors.ray_processes import kill_actor, wait_until_gone
+from actors.ray_tables import read_process
 from actors.ray_teardown import COORDINATOR_NAME, find_actor
 from deploy.config import FlexFloorConfig, load_config
 from placement.errors import UnavailableError
@@ -28,6 +34,7 @@ from service.native import Tokenizer
 
 APPLICATION_NAME = "flexfloor"
 DEPLOYMENT_NAME = "http"
+_END_TIMEOUT_S = 30.0  # Serve gives its proxies and replicas some seconds to end requests
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +113,7 @@ def compose(config: FlexFloorConfig, *, launches: str = "") -> serve.Application
 def run(config: FlexFloorConfig) -> str:
     """Start the application on this Ray cluster; returns its URL when it answers."""
     service = config.service
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # whoever calls tells the progress
     serve.start(http_options=HTTPOptions(host=service.host, port=service.port))
     serve.run(compose(config), name=APPLICATION_NAME, route_prefix="/")
     host = "127.0.0.1" if service.host in ("0.0.0.0", "::") else service.host
@@ -116,4 +124,24 @@ def stop() -> None:
     """Take the application away, and Serve with it unless it serves others on this cluster."""
     serve.delete(APPLICATION_NAME)
     if not serve.status().applications:
-        serve.shutdown()
+        _end_serve()
+
+
+def _end_serve() -> None:
+    """Raises: UnavailableError, if its controller does not end.
+
+    ``serve.shutdown`` waits for an answer of the controller, whose end cuts it off, and Ray tells
+    every driver of a task that failed. So the controller is told without waiting for more than
+    that it has heard it, and then its process is waited for.
+    """
+    controller = find_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
+    if controller is not None:
+        process = read_process(controller)
+        try:
+            ray.get(controller.graceful_shutdown.remote(wait=False), timeout=_END_TIMEOUT_S)
+        except (RayActorError, GetTimeoutError) as error:
+            logger.warning("Serve's controller was not told to end: %s", first_line(error))
+            kill_actor(controller, _END_TIMEOUT_S)
+        if process is not None:
+            wait_until_gone(process, _END_TIMEOUT_S)
+    serve.shutdown()  # only what this process remembers of it is left to be forgotten

@@ -5,7 +5,6 @@ halfway through the start.
 """
 
 import asyncio
-import logging
 import signal
 import socket
 import sys
@@ -43,7 +42,6 @@ def serve_until_signal(
     Raises: FlexFloorError.
     """
     check_port(config.service.host, config.service.port)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # `say` tells the progress
     with redirect_stdout(sys.stderr), stop_signals_interrupt(), ExitStack() as started:
         try:
             started.enter_context(

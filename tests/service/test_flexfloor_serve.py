@@ -92,6 +92,8 @@ def test_a_stop_signal_leaves_nothing_running_or_listening(
         assert server.stop(number) == 0, server.told
         assert len(server.lines) == 1
         assert f"http://127.0.0.1:{port}" in server.lines[0]
+        assert "failed" not in server.told, server.told
+        assert "INFO" not in server.told, server.told
         _, alive = psutil.wait_procs(server.descendants, timeout=END_LIMIT_S)
         assert alive == []
         assert nobody_listens(port)
