@@ -15,6 +15,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from actors.model_check import check_model
 from actors.ray_answers import first_line, own_error
 from actors.ray_coordinator_client import CoordinatorClient
 from actors.ray_leases import RayLeases
@@ -172,10 +173,13 @@ def launch(
 
     Raises:
         ConfigError: a coordinator runs already in this namespace.
+        ConfigError, ModelRefusedError: vLLM cannot serve this model here.
         FlexFloorError: the coordinator's start failed with it.
         UnavailableError: it did not serve within the bounds of lease and build.
     """
     namespace = settings.namespace
+    if member == MEMBER:  # others judge their model when they build
+        check_model(settings)
     if find_actor(COORDINATOR_NAME, namespace) is not None:
         raise ConfigError(
             f"a coordinator runs already in Ray namespace {namespace!r}; "
