@@ -34,6 +34,9 @@ async def test_a_rollout_that_shrinks_and_moves_samples_gives_what_a_static_one_
     assert status.num_moved == len(moved)
     assert status.usage.freed_worker_s > 0
     assert status.usage.steps >= max(len(sample.token_ids) for sample in results)
+    releases = [o for o in await real_runtime.client.operations() if o.released]
+    assert all(release.phase is Phase.DONE for release in releases)
+    assert any(release.steps_during_s for release in releases), "decoding goes on beside it"
 
 
 async def test_a_waiting_actor_of_another_job_gets_the_freed_slot_before_the_rollout_ends(
