@@ -12,8 +12,9 @@ from ray.util import list_named_actors
 from actors.ray_coordinator import launch, shutdown_runtime
 from actors.ray_coordinator_client import CoordinatorClient
 from actors.ray_leases import RayLeases
+from actors.ray_processes import kill_actor
 from actors.ray_tables import read_process
-from actors.ray_teardown import COORDINATOR_NAME, find_actor
+from actors.ray_teardown import COORDINATOR_NAME, STORE_NAME, find_actor
 from actors.rollout_api import RolloutRequest, SampleResult
 from actors.settings import LeaseSettings, RuntimeSettings
 from placement.errors import UnavailableError
@@ -34,6 +35,7 @@ def start(namespace: str, max_workers: int, idle_workers: str) -> CoordinatorCli
                 "idle_workers": idle_workers,
                 "build_timeout_s": 60,
             },
+            "coordinator": {"reaper_timeout_s": 9},  # the heart beats every three seconds
             "namespace": namespace,
         }
     )
@@ -89,6 +91,27 @@ async def test_a_killed_coordinator_takes_its_workers_over_and_serves_again(
             await asyncio.sleep(0.2)
     assert len(await finished(client, "again")) == 2
     assert {worker.pid for worker in await client.workers()} == before
+
+
+async def test_a_killed_store_costs_the_group_and_the_next_one_meets_in_a_new_store(
+    namespace: str,
+) -> None:
+    client = await asyncio.to_thread(start, namespace, 2, "all")
+    before = {worker.pid for worker in await client.workers()}
+    store = find_actor(STORE_NAME, namespace)
+    await asyncio.to_thread(kill_actor, store, 10)
+    async with asyncio.timeout(60):
+        while before & {w.pid for w in await client.workers()} or not await is_whole(client, 2):
+            await asyncio.sleep(0.1)
+    assert not any(map(psutil.pid_exists, before))
+    assert len(await RayLeases(LeaseSettings(), namespace).existing()) == 2
+    assert find_actor(STORE_NAME, namespace) not in {None, store}
+    await client.submit(rollout("again", (4, 4)))
+    assert len(await finished(client, "again")) == 2
+
+
+async def is_whole(client: CoordinatorClient, num_workers: int) -> bool:
+    return sum(worker.rank is not None for worker in await client.workers()) == num_workers
 
 
 async def test_shutting_down_in_the_middle_of_a_rollout_leaves_nothing(namespace: str) -> None:
