@@ -15,6 +15,7 @@ from actors.model_check import check_model, find_problems, read_model_config
 from deploy.config import FlexFloorConfig, check_tree, load_config, read_tree
 from deploy.demo.command import demo
 from deploy.make_model import ModelShape, make_model
+from deploy.simulation.command import simulate_command
 from placement.errors import FlexFloorError
 
 RAY_ENVIRONMENT: Mapping[str, str] = {
@@ -31,6 +32,7 @@ app = typer.Typer(
     help="Elastic rollouts for RL post-training of mixture-of-experts models.",
 )
 app.command("demo")(demo)
+app.command("simulate")(simulate_command)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings.")]
 Overrides = Annotated[

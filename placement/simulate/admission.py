@@ -1,8 +1,9 @@
 """How the baselines admit a sample: with the same foresight about KV as the dispatcher.
 
-A worker keeps a reserve for what its running samples will still grow, in the same form as
-``placement.dispatch``; without it late admission preempts, and with the full length reserved
-most of the KV would stay empty. So no comparison is won by a baseline's bad memory.
+A worker keeps a reserve for what its running samples will still grow, in the same form and with
+the same tuner as the dispatcher (``placement.reserve``); without it late admission preempts, and
+with the full length reserved most of the KV would stay empty. So no comparison is won by a
+baseline's bad memory.
 """
 
 from dataclasses import dataclass
@@ -10,13 +11,49 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from placement.ids import SampleId
+from placement.reserve import Reserve, ReserveTuner
 from placement.simulate.policy import Moment
 from placement.simulate.workload import Ints
+from placement.views import GroupView, SampleView
 
 Floats = npt.NDArray[np.float64]
 
-RESERVE_RATIO = 0.3
-LEAST_GROWTH_TOKENS = 300.0
+_SOMEBODY = (SampleView(SampleId("somebody"), 0, 0, 0),)  # waits: the tuner asks no more
+
+
+class Admission:
+    """Changes with every call: the reserve."""
+
+    def __init__(self) -> None:
+        self._tuner = ReserveTuner(Reserve())
+
+    def tune(self, moment: Moment, waiting: bool) -> None:
+        self._tuner.update(
+            GroupView(
+                workers=(),
+                running=(),
+                queued=_SOMEBODY if waiting else (),
+                num_experts=moment.cluster.num_experts,
+                kv_tokens_at_width=moment.cluster.kv_tokens_at_width,
+                max_workers=moment.cluster.num_workers,
+                floor_workers=moment.floor_workers,
+                any_finished=moment.num_ended > 0,
+                steps=moment.steps,
+                num_preempted=moment.num_preempted,
+            )
+        )
+
+    def needs(self, moment: Moment, samples: Ints) -> Floats:
+        return need_tokens(moment, samples, self._tuner.reserve)
+
+    def rooms(self, moment: Moment) -> "Rooms":
+        width, running = len(moment.members), moment.states.running()
+        where = positions(moment, running)
+        taken = np.bincount(where, self.needs(moment, running), width)
+        batch = np.bincount(where, minlength=width)
+        free = np.asarray(moment.kv_capacity_tokens - taken, np.float64)
+        return Rooms(free, moment.cluster.max_samples - batch)
 
 
 @dataclass(eq=False)
@@ -34,13 +71,14 @@ class Rooms:
         self.free_slots_W[position] -= 1
 
 
-def need_tokens(moment: Moment, samples: Ints) -> Floats:
+def need_tokens(moment: Moment, samples: Ints, reserve: Reserve) -> Floats:
     """KV that a sample has or gets at once, with its share of the reserve."""
     states, limit = moment.states, moment.workload.max_response_tokens
     believed = moment.beliefs.believed_tokens_N[samples]
     generated = states.generated_N[samples]
-    growth = np.minimum(np.maximum(believed - generated, LEAST_GROWTH_TOKENS), limit - generated)
-    return np.asarray(states.context_tokens_N[samples] + RESERVE_RATIO * growth)
+    further = np.maximum(believed - generated, reserve.least_tokens)
+    growth = np.minimum(reserve.ratio * further, limit - generated)
+    return np.asarray(states.context_tokens_N[samples] + growth)
 
 
 def positions(moment: Moment, samples: Ints) -> Ints:
@@ -49,12 +87,3 @@ def positions(moment: Moment, samples: Ints) -> Ints:
     position = np.zeros(int(members.max()) + 1, np.int64)
     position[members] = np.arange(len(members))
     return np.asarray(position[moment.states.worker_N[samples]])
-
-
-def rooms(moment: Moment) -> Rooms:
-    width, running = len(moment.members), moment.states.running()
-    where = positions(moment, running)
-    taken = np.bincount(where, need_tokens(moment, running), width)
-    batch = np.bincount(where, minlength=width)
-    free = np.asarray(moment.kv_capacity_tokens - taken, np.float64)
-    return Rooms(free, moment.cluster.max_samples - batch)

@@ -17,7 +17,8 @@ from enum import StrEnum
 import numpy as np
 
 from placement.ids import WorkerId
-from placement.simulate.admission import Rooms, need_tokens, positions, rooms
+from placement.reserve import Reserve
+from placement.simulate.admission import Admission, Rooms, need_tokens, positions
 from placement.simulate.policy import Moment, Orders
 from placement.simulate.workload import Ints
 from placement.views import WidthDecision, WidthReason
@@ -55,6 +56,7 @@ class Baseline:
         self.start_width = width
         self._placement = placement
         self._release = release
+        self._admission = Admission()
         self._pinned_N: Ints | None = None
 
     def decide_width(self, moment: Moment) -> WidthDecision | None:
@@ -62,14 +64,15 @@ class Baseline:
 
     def dispatch(self, moment: Moment) -> Orders:
         queued = moment.states.queued()
+        self._admission.tune(moment, bool(queued.size))
         if not queued.size:
             return Orders(())
-        there = rooms(moment)
+        there = self._admission.rooms(moment)
         if self._placement is Placement.LEAST_LOADED:
-            return Orders(_to_least_loaded(moment, queued, there))
+            return Orders(_to_least_loaded(moment, queued, there, self._admission))
         if self._pinned_N is None:
             self._pinned_N = pin(self._placement, len(moment.workload), len(moment.members))
-        return Orders(_to_pinned(moment, queued, there, self._pinned_N))
+        return Orders(_to_pinned(moment, queued, there, self._pinned_N, self._admission))
 
 
 def pin(placement: Placement, num_samples: int, width: int) -> Ints:
@@ -80,7 +83,9 @@ def pin(placement: Placement, num_samples: int, width: int) -> Ints:
     return np.repeat(np.arange(width), sizes)
 
 
-def _to_least_loaded(moment: Moment, queued: Ints, there: Rooms) -> list[tuple[int, WorkerId]]:
+def _to_least_loaded(
+    moment: Moment, queued: Ints, there: Rooms, admission: Admission
+) -> list[tuple[int, WorkerId]]:
     """In arrival order; where the first finds no room, all wait."""
     most_room = [
         (-float(free), position)
@@ -94,7 +99,7 @@ def _to_least_loaded(moment: Moment, queued: Ints, there: Rooms) -> list[tuple[i
     block = 256  # needs are looked up in blocks: mostly a few of a long queue are admitted
     for start in range(0, len(head), block):
         some = head[start : start + block]
-        for sample, need in zip(some.tolist(), need_tokens(moment, some).tolist(), strict=True):
+        for sample, need in zip(some.tolist(), admission.needs(moment, some).tolist(), strict=True):
             if not most_room or not there.fits(most_room[0][1], need):
                 return bindings
             position = most_room[0][1]
@@ -108,7 +113,7 @@ def _to_least_loaded(moment: Moment, queued: Ints, there: Rooms) -> list[tuple[i
 
 
 def _to_pinned(
-    moment: Moment, queued: Ints, there: Rooms, pinned_N: Ints
+    moment: Moment, queued: Ints, there: Rooms, pinned_N: Ints, admission: Admission
 ) -> list[tuple[int, WorkerId]]:
     """Each worker its own queue, in arrival order."""
     where = pinned_N[queued]
@@ -119,7 +124,7 @@ def _to_pinned(
         own = by_worker[edges[position] : edges[position + 1]]
         most = max(0, int(there.free_slots_W[position]))
         for sample in own[:most].tolist():
-            need = float(need_tokens(moment, np.array([sample]))[0])
+            need = float(admission.needs(moment, np.array([sample]))[0])
             if not there.fits(position, need):
                 break
             there.admit(position, need)
@@ -166,7 +171,7 @@ class HalfOnce:
             return None
         load_W = _context_of_members(moment)
         running = moment.states.running()
-        needed_tokens = float(need_tokens(moment, running).sum())
+        needed_tokens = float(need_tokens(moment, running, Reserve()).sum())
         room_tokens = moment.cluster.kv_tokens_at_width[width]
         few = len(running) <= width * moment.cluster.max_samples
         if needed_tokens * GROWTH_MARGIN > width * room_tokens or not few:

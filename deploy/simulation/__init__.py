@@ -1,0 +1,1 @@
+"""Scenarios: from a file to simulated rollouts, and their comparison."""
