@@ -1,17 +1,22 @@
 """Which worker owns which expert, and the fewest moves from one membership to the next.
 
 The owner of an expert is the same in every layer. After a change every expert has exactly one
-owner and the counts of two members differ by at most one.
+owner, and every member as many as its share says; with equal shares the counts of two members
+differ by at most one.
+
+How many move is as little as these counts allow. Which ones move, and where to, is free beyond
+that (``placement.expert_spread``).
 
 Shapes: E = experts per layer.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from placement.errors import PlanError
-from placement.ids import ExpertId, Generation, WorkerId
-from placement.membership import ExpertMove, GroupChange
+from placement.expert_spread import NOTHING_KNOWN, ExpertFacts, choose_given, spread
+from placement.ids import Generation, WorkerId
+from placement.membership import GroupChange
 
 
 def initial_owners(num_experts: int, members: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
@@ -64,6 +69,7 @@ def plan_group_change(
     old_members: Sequence[WorkerId],
     new_members: Sequence[WorkerId],
     owner_E: Sequence[WorkerId],
+    facts: ExpertFacts = NOTHING_KNOWN,
 ) -> GroupChange:
     """The change from ``old_members`` to ``new_members`` that moves the fewest experts.
 
@@ -78,9 +84,10 @@ def plan_group_change(
         owner_E: owners in the old membership.
 
     Raises:
-        PlanError: no new members, an id twice, more members than experts, or an expert that no
-            old member owns.
+        PlanError: no new members, an id twice, more members than experts, an expert that no old
+            member owns, or facts that do not fit.
     """
+    facts.check(len(owner_E))
     check_ownership(owner_E, old_members)
     _check_members(new_members, len(owner_E), "new_members")
     survivors = [w for w in old_members if w in new_members]
@@ -90,12 +97,15 @@ def plan_group_change(
     experts_of: dict[WorkerId, list[int]] = {w: [] for w in (*old_members, *joiners)}
     for expert, owner in enumerate(owner_E):
         experts_of[owner].append(expert)
-    target = _target_counts(members, {w: len(experts_of[w]) for w in members}, len(owner_E))
+    target = _target_counts(members, {w: len(experts_of[w]) for w in members}, len(owner_E), facts)
 
-    # A survivor keeps its lowest experts; a leaver's target is nothing.
-    leaving = {w: experts_of[w][target.get(w, 0) :] for w in old_members}
+    # A leaver's target is nothing.
+    leaving = {w: choose_given(experts_of[w], target.get(w, 0), facts) for w in old_members}
     lacking = {w: target[w] - len(experts_of[w]) for w in members}
-    moves = _spread(leaving, {w: lack for w, lack in lacking.items() if lack > 0})
+    load = {
+        w: sum(facts.load(e) for e in set(experts_of[w]) - set(leaving.get(w, ()))) for w in members
+    }
+    moves = spread(leaving, {w: lack for w, lack in lacking.items() if lack > 0}, load, facts)
 
     new_owner_E = list(owner_E)
     for move in moves:
@@ -115,39 +125,26 @@ def plan_group_change(
 
 
 def _target_counts(
-    members: Sequence[WorkerId], held: dict[WorkerId, int], num_experts: int
+    members: Sequence[WorkerId],
+    held: Mapping[WorkerId, int],
+    num_experts: int,
+    facts: ExpertFacts,
 ) -> dict[WorkerId, int]:
-    """Even counts of which as many as possible are held already.
+    """Counts by share of which as many as possible are held already.
 
-    With base = E // n, every member keeps min(held, base) whatever the choice; one of the
-    E % n larger shares saves one more move exactly where its member holds more than base. Larger
-    shares that save none go to those who hold least, joiners first: a survivor that does not
-    have to take an expert keeps its KV for the samples that it decodes.
+    Each member's share is rounded down (but not to nothing) to its base, and min(held, base) is
+    kept whatever the choice. One of the experts that are left over saves one more move exactly
+    where its member holds more than base. Those that save none go to those who hold least,
+    joiners first: a survivor that does not have to take an expert keeps its KV for the samples
+    that it decodes.
     """
-    base, num_larger = divmod(num_experts, len(members))
-    by_claim = sorted(members, key=lambda w: -held[w] if held[w] > base else held[w])
-    return {w: base + (i < num_larger) for i, w in enumerate(by_claim)}
-
-
-def _spread(
-    leaving: dict[WorkerId, list[int]], lacking: dict[WorkerId, int]
-) -> tuple[ExpertMove, ...]:
-    """Each leaving expert to a destination that lacks one.
-
-    The next expert goes where this source has sent least, and among those where most is lacking.
-    """
-    lacking = dict(lacking)
-    moves = []
-    for source, experts in leaving.items():
-        sent: Counter[WorkerId] = Counter()
-        for expert in experts:
-            destination = min(lacking, key=lambda w: (sent[w], -lacking[w]))
-            sent[destination] += 1
-            lacking[destination] -= 1
-            if not lacking[destination]:
-                del lacking[destination]
-            moves.append(ExpertMove(ExpertId(expert), source, destination))
-    return tuple(moves)
+    total = sum(facts.share(w) for w in members)
+    base = {w: max(1, int(num_experts * facts.share(w) / total)) for w in members}
+    while sum(base.values()) > num_experts:  # small shares were raised to 1
+        base[max(members, key=lambda w: base[w])] -= 1
+    num_left = num_experts - sum(base.values())
+    by_claim = sorted(members, key=lambda w: -held[w] if held[w] > base[w] else held[w])
+    return {w: base[w] + (place < num_left) for place, w in enumerate(by_claim)}
 
 
 def _check_members(members: Sequence[WorkerId], num_experts: int, field: str) -> None:
