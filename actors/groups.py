@@ -73,12 +73,14 @@ class GenerationGroups:
         host: for control words and host tensors (gloo).
         device: for the model's collectives; the same group as ``host`` where the model runs
             on the CPU.
+        imagined: there are no peers behind them.
     """
 
     generation: Generation
     members: tuple[WorkerId, ...]
     host: dist.ProcessGroup
     device: dist.ProcessGroup
+    imagined: bool = False
 
     def retire(self) -> None:
         """Close the groups. Peers that are still in a collective get an error at once."""
@@ -120,4 +122,4 @@ def imagine_generation(
 ) -> GenerationGroups:
     """The groups in which a worker builds its engine, alone."""
     group = imagine_group("imagined", members, worker_id)
-    return GenerationGroups(generation, members, group, group)
+    return GenerationGroups(generation, members, group, group, imagined=True)

@@ -111,20 +111,27 @@ class Coordinators:
 
     @classmethod
     def build(cls, groups: GenerationGroups) -> "Coordinators":
-        """Build and activate. Data before expert: the expert group's all-to-all caches it."""
+        """Build and activate. Data before expert: the expert group's all-to-all caches it.
+
+        On GPUs imagined groups get no communicators (NCCL would wait for the peers): until a
+        worker enters real ones, its experts see its own tokens only. Read, not measured.
+        """
         members: list[int] = list(groups.members)
+        communicate = runs_on_cpu() or not groups.imagined
         world = _coordinator(
             "world", members, groups.device, groups.host, use_device_communicator=False
         )
-        data = _coordinator("dp", members, groups.device, groups.host, use_device_communicator=True)
+        data = _coordinator(
+            "dp", members, groups.device, groups.host, use_device_communicator=communicate
+        )
         _activate(world, data, None)
         expert = _coordinator(
             "ep",
             members,
             groups.device,
             groups.host,
-            use_device_communicator=True,
-            use_all2all=True,
+            use_device_communicator=communicate,
+            use_all2all=communicate,
         )
         built = cls(world, data, expert)
         built.activate()
