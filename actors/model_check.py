@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from actors.engines.environment import FIXED_ENGINE_ARGS
 from actors.settings import RuntimeSettings
 from placement.errors import ConfigError, FlexFloorError, ModelRefusedError
 
@@ -34,6 +35,8 @@ OWN_SETTINGS = {
 
 OWNED_OPTIONS = frozenset(
     {
+        *FIXED_ENGINE_ARGS,
+        "moe_backend",
         # The group: its size changes while vLLM runs.
         "data_parallel_size",
         "data_parallel_size_local",
@@ -44,21 +47,17 @@ OWNED_OPTIONS = frozenset(
         "data_parallel_backend",
         "data_parallel_hybrid_lb",
         "data_parallel_external_lb",
-        "enable_expert_parallel",
         "expert_placement_strategy",
         "enable_eplb",
         "eplb_config",
         "enable_elastic_ep",
         "elastic_ep_max_dp_size",
-        "all2all_backend",
-        "distributed_executor_backend",
         "master_addr",
         "master_port",
         "nnodes",
         "node_rank",
         "worker_cls",
         # Lockstep: every worker makes one forward per step.
-        "async_scheduling",
         "enable_dbo",
         "scheduler_cls",
         # Memory: experts and KV share it by our plan.
@@ -71,8 +70,6 @@ OWNED_OPTIONS = frozenset(
         "quantization_config",
         "hf_overrides",
         "enable_lora",
-        # Logprobs are those of the distribution that was drawn from.
-        "logprobs_mode",
     }
 )
 

@@ -1,6 +1,6 @@
-"""The environment that vLLM reads while it is imported and configured.
+"""What a worker fixes of vLLM before vLLM is imported: its environment and its options.
 
-Imports nothing of vLLM, so it can be set first.
+Imports nothing of vLLM.
 """
 
 import os
@@ -19,6 +19,19 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+FIXED_ENGINE_ARGS = {
+    "enforce_eager": True,  # no captured graphs: a change of membership swaps tensors
+    "enable_expert_parallel": True,
+    "distributed_executor_backend": "uni",
+    "async_scheduling": False,
+    "enable_prefix_caching": False,  # cached blocks could not move when the pool is resized
+    "all2all_backend": "allgather_reducescatter",  # any expert map, uneven ones included
+    "logprobs_mode": "processed_logprobs",
+    "skip_tokenizer_init": True,
+    "seed": 0,
+}
+"""Options of vLLM's ``EngineArgs`` that the elastic group depends on."""
 
 
 def set_environment(rank: int, size: int, store_address: tuple[str, int]) -> None:

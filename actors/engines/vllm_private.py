@@ -40,6 +40,7 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker import gpu_worker
 
+from actors.engines.environment import FIXED_ENGINE_ARGS
 from actors.engines.exact_combine import exact_experts
 from actors.engines.kernel_probe import Kernel, Piece
 from actors.engines.sampling_noise import draw, noise_key
@@ -246,16 +247,8 @@ def host_engine(
     built = _hook_group_creation(groups, worker_id)
     try:
         config = EngineArgs(
-            enforce_eager=True,
-            enable_expert_parallel=True,
-            distributed_executor_backend="uni",
-            async_scheduling=False,
-            enable_prefix_caching=False,
-            all2all_backend="allgather_reducescatter",
+            **FIXED_ENGINE_ARGS,
             moe_backend="auto" if runs_on_cpu() else "triton",
-            logprobs_mode="processed_logprobs",
-            skip_tokenizer_init=True,
-            seed=0,
             **engine_args,
         ).create_engine_config()
         core = EngineCore(config, Executor.get_class(config), log_stats=False)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from actors.engines.environment import FIXED_ENGINE_ARGS
 from actors.model_check import check_model, find_problems
 from actors.settings import GroupSettings, ModelSettings, RuntimeSettings
 from placement.errors import ConfigError, FlexFloorError, ModelRefusedError
@@ -110,3 +111,9 @@ def test_the_first_problem_of_a_checkpoint_is_raised(tmp_path: Path) -> None:
         check_model(settings(str(tmp_path)))
     (tmp_path / "config.json").write_text(json.dumps(PROVEN))
     check_model(settings(str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", sorted(FIXED_ENGINE_ARGS))
+def test_an_option_that_the_elastic_group_depends_on_is_refused_by_name(name: str) -> None:
+    problem = the_problem(PROVEN, engine={name: FIXED_ENGINE_ARGS[name]})
+    assert problem.field == f"model.engine.{name}"
