@@ -103,8 +103,8 @@ def _foresight_of(entrant: Entrant, workload: Workload, terms: Terms) -> Foresig
 
 
 def static_widths(cluster: SimulatedCluster, max_context_tokens: int) -> tuple[int, ...]:
-    """Widths at which a static placement is tried: all workers, and down by steps to a quarter,
+    """Widths at which a static placement is tried: all workers, and down to a half,
     as far as the floor allows."""
     full, floor = cluster.num_workers, cluster.floor(max_context_tokens)
-    wanted = (full, 7 * full // 8, 3 * full // 4, full // 2, full // 4)
+    wanted = (full, 3 * full // 4, full // 2)
     return tuple(width for width in dict.fromkeys(wanted) if width >= floor)

@@ -24,12 +24,12 @@ from placement.simulate.samples import QUEUED, SampleStates, Stretch, look_ahead
 from placement.simulate.workload import Workload
 from placement.views import MoveKind, WidthDecision
 
-ENDS_PER_DECISION_RATIO = 0.01  # of the running samples; a coordinator binds in batches too
-MOST_STEPS = 256
+ENDS_PER_DECISION_RATIO = 0.02  # of the running samples; a coordinator binds in batches too
+MOST_STEPS = 512
 LEAST_STEPS = 16
-STEPS_WITHOUT_QUEUE = 64
-RENEWALS = 40  # beliefs are renewed each time another 1/40 of the samples have ended, ...
-STEPS_PER_RENEWAL = 1024  # ... or after so many steps
+STEPS_WITHOUT_QUEUE = 128
+RENEWALS = 24  # beliefs are renewed each time another 1/24 of the samples have ended, ...
+STEPS_PER_RENEWAL = 2048  # ... or after so many steps
 NO_MISFORTUNES = Misfortunes()
 
 
