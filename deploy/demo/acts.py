@@ -87,6 +87,7 @@ class _Acts:
             trace_sha256=self._workload.trace.sha256,
             num_slots=NUM_SLOTS,
             short=True,
+            exact=stage.exact,
             static=static,
             elastic=elastic,
             borrowed=borrowed,

@@ -95,6 +95,7 @@ class DemoRecords:
             ``regrown_max_tokens``; None in the short demo.
         regrow_operations: changes of the group from the end of ``elastic`` to the end.
         num_slots: workers that the service may lease.
+        exact: decoded in exact mode, so that outputs must not differ.
         borrowed: by the other job, whose clock is the same machine's.
     """
 
@@ -105,6 +106,7 @@ class DemoRecords:
     static: Replay
     elastic: Replay
     borrowed: tuple[BorrowedSlot, ...]
+    exact: bool = True
     regrown: Replay | None = None
     regrown_max_tokens: int | None = None
     regrow_operations: tuple[OperationStatus, ...] = ()

@@ -9,6 +9,7 @@ from rich.console import Console
 from actors.settings import GroupSettings, ModelSettings
 from deploy.config import FlexFloorConfig
 from deploy.demo.acts import perform
+from deploy.demo.machine import gpu_names
 from deploy.demo.picture import draw
 from deploy.demo.plan import NUM_SLOTS, DemoPlan, plan_demo
 from deploy.demo.progress import Progress
@@ -80,7 +81,9 @@ def _config(plan: DemoPlan, workload: Workload, model_dir: Path) -> FlexFloorCon
     )
     return FlexFloorConfig(
         model=ModelSettings(
-            path=str(model_dir.resolve()), max_model_len=workload.max_sample_tokens
+            path=str(model_dir.resolve()),
+            max_model_len=workload.max_sample_tokens,
+            exact=not gpu_names(),  # no CUDA kernels are proven to keep its promise
         ),
         group=GroupSettings(
             max_workers=NUM_SLOTS,

@@ -28,11 +28,13 @@ class Stage:
         address: of the Ray cluster, for a second driver.
         url: of the HTTP service.
         slots: what the slots are, in words.
+        exact: the workers decode in exact mode.
     """
 
     address: str
     url: str
     slots: str
+    exact: bool
 
 
 @contextmanager
@@ -56,7 +58,7 @@ def set_stage(config: FlexFloorConfig, say: Callable[[str], None]) -> Iterator[S
             ends.callback(shutdown_runtime, config.namespace, say=say)
             ends.callback(application.stop)
             url = application.run(config)
-            yield Stage(ray.get_runtime_context().gcs_address, url, slots)
+            yield Stage(ray.get_runtime_context().gcs_address, url, slots, config.model.exact)
         finally:
             ignore_stop_signals()
 

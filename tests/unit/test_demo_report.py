@@ -140,3 +140,12 @@ def test_a_shorter_rollout_is_compared_as_far_as_it_goes() -> None:
     assert records.regrown is not None
     assert compare(records.static, records.regrown, 6).identical_tokens
     assert not compare(records.static, records.regrown).identical_tokens
+
+
+def test_outputs_may_differ_where_exact_mode_is_not_to_be_had() -> None:
+    records = good_records()
+    sample = records.elastic.samples[0]
+    other = replace(sample, result=replace(sample.result, token_ids=(1,), logprobs=(-9.0,)))
+    elastic = replace(records.elastic, samples=(other, *records.elastic.samples[1:]))
+    assert judge(replace(records, elastic=elastic)).broken_promises
+    assert not judge(replace(records, elastic=elastic, exact=False)).broken_promises
