@@ -45,12 +45,12 @@ class Backlog:
             if isinstance(entry, Accepted):
                 self._admit(entry.request, make_samples(entry.request), entry.at)
                 continue
-            record = self._rollouts[entry.rollout_id].records[entry.sample_id]
+            rollout = self._rollouts[entry.rollout_id]
+            record = rollout.records[entry.sample_id]
             if isinstance(entry, Bound):
                 self._place(record, entry.worker_id, entry.at)
             elif isinstance(entry, Generated):
-                record.token_ids.extend(entry.token_ids)
-                record.logprobs.extend(entry.logprobs)
+                rollout.extend(record, entry.token_ids, entry.logprobs)
             else:
                 self._finish(record, entry)
                 self._running.pop(entry.sample_id, None)
@@ -179,8 +179,7 @@ class Backlog:
                 self._journal.append(
                     Generated(rollout.rollout_id, event.sample_id, start, token_ids, logprobs)
                 )
-                record.token_ids.extend(token_ids)
-                record.logprobs.extend(logprobs)
+                rollout.extend(record, token_ids, logprobs)
                 self._ledger.tokens(rollout.rollout_id, len(token_ids))
                 self._telemetry.tokens.inc(len(token_ids))
             if event.finish_reason is not None:
@@ -258,9 +257,16 @@ class Backlog:
             self._ledger.end(entry.rollout_id, entry.at)
 
     def _forget_oldest(self) -> None:
-        """Only ended rollouts that no worker holds anything of are forgotten."""
+        """Only rollouts that ended a while ago and of which no worker holds anything."""
         held = {self._rollout_of[sample_id].rollout_id for sample_id in self._running}
-        ended = [r for r in self._rollouts.values() if not r.open and r.rollout_id not in held]
+        kept_since = self._clock() - self._settings.keep_ended_s
+        ended = [
+            rollout
+            for rollout in self._rollouts.values()
+            if rollout.ended_at is not None
+            and rollout.ended_at <= kept_since
+            and rollout.rollout_id not in held
+        ]
         surplus = max(0, len(ended) - self._settings.max_kept_rollouts)
         for rollout in ended[:surplus]:
             self._journal.forget(rollout.rollout_id)

@@ -16,13 +16,14 @@ from actors.crew import Crew
 from actors.journal import Journal, MemoryJournal
 from actors.ports import GroupStore, LeasePort, WorkerFactory
 from actors.regularly import regularly
-from actors.rollout import Rollout
+from actors.rollout import Rollout, SampleRecord
 from actors.rollout_api import (
     FinishedBatch,
     Health,
     OperationStatus,
     RolloutRequest,
     RolloutStatus,
+    SampleNews,
     ServedModel,
     WorkerStatus,
 )
@@ -187,12 +188,28 @@ class Coordinator:
         await rollout.wait_for_ending(cursor, wait_s)
         return rollout.batch(cursor, limit)
 
-    async def abort(self, rollout_id: RolloutId) -> FinishedBatch:
+    async def tokens(
+        self, rollout_id: RolloutId, known: tuple[int | None, ...], wait_s: float
+    ) -> tuple[SampleNews, ...]:
+        return await self._backlog.rollout(rollout_id).news(known, wait_s)
+
+    async def open_rollouts(self) -> list[RolloutStatus]:
+        return [self._status(rollout) for rollout in self._backlog.open_rollouts()]
+
+    async def abort(
+        self, rollout_id: RolloutId, sample_ids: tuple[SampleId, ...] | None = None
+    ) -> FinishedBatch:
         rollout = self._backlog.rollout(rollout_id)
         cursor = rollout.num_ended
-        rollout.aborted = rollout.aborted or rollout.open
+        if sample_ids is None:
+            rollout.aborted = rollout.aborted or rollout.open
+        ending = [
+            record
+            for record in rollout.unfinished()
+            if sample_ids is None or record.sample.sample_id in sample_ids
+        ]
         decoding: dict[WorkerId, list[SampleId]] = {}
-        for record in rollout.unfinished():
+        for record in ending:
             record.aborting = True
             if record.worker_id is None:
                 self._backlog.end(record, FinishReason.ABORT, "")
@@ -202,16 +219,19 @@ class Coordinator:
             self._crew.roster.workers[worker_id].live.cancel(sample_ids)
             for worker_id, sample_ids in decoding.items()
         )
-        await self._until_let_go(rollout)
-        for record in rollout.unfinished():
-            # Its worker did not answer in time; what it still has of the sample is refused.
-            self._backlog.end(record, FinishReason.ABORT, "")
+        await self._until_let_go(rollout, ending)
+        for record in ending:
+            if record.finish_reason is None:
+                # Its worker did not answer in time; what it still has of the sample is refused.
+                self._backlog.end(record, FinishReason.ABORT, "")
         self._steering.wake()
         return rollout.batch(cursor, len(rollout.records))
 
-    async def _until_let_go(self, rollout: Rollout) -> None:
+    async def _until_let_go(self, rollout: Rollout, ending: list[SampleRecord]) -> None:
         deadline = self._clock() + _ABORT_WAIT_S
-        while rollout.open and (remaining_s := deadline - self._clock()) > 0:
+        while any(record.finish_reason is None for record in ending):
+            if (remaining_s := deadline - self._clock()) <= 0:
+                return
             await rollout.wait_for_ending(rollout.num_ended, remaining_s)
 
     async def workers(self) -> list[WorkerStatus]:

@@ -35,12 +35,13 @@ from actors.rollout_api import (
     OperationStatus,
     RolloutRequest,
     RolloutStatus,
+    SampleNews,
     ServedModel,
     WorkerStatus,
 )
 from actors.settings import RuntimeSettings
 from placement.errors import ConfigError, UnavailableError
-from placement.ids import RolloutId
+from placement.ids import RolloutId, SampleId
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +110,18 @@ class CoordinatorShell:
     ) -> FinishedBatch:
         return await (await self._serving()).results(rollout_id, cursor, wait_s, limit)
 
-    async def abort(self, rollout_id: RolloutId) -> FinishedBatch:
-        return await (await self._serving()).abort(rollout_id)
+    async def tokens(
+        self, rollout_id: RolloutId, known: tuple[int | None, ...], wait_s: float
+    ) -> tuple[SampleNews, ...]:
+        return await (await self._serving()).tokens(rollout_id, known, wait_s)
+
+    async def abort(
+        self, rollout_id: RolloutId, sample_ids: tuple[SampleId, ...] | None = None
+    ) -> FinishedBatch:
+        return await (await self._serving()).abort(rollout_id, sample_ids)
+
+    async def open_rollouts(self) -> list[RolloutStatus]:
+        return await (await self._serving()).open_rollouts()
 
     async def workers(self) -> list[WorkerStatus]:
         return await (await self._serving()).workers()

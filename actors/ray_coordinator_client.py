@@ -15,11 +15,12 @@ from actors.rollout_api import (
     OperationStatus,
     RolloutRequest,
     RolloutStatus,
+    SampleNews,
     ServedModel,
     WorkerStatus,
 )
 from placement.errors import UnavailableError
-from placement.ids import RolloutId
+from placement.ids import RolloutId, SampleId
 
 _CALL_TIMEOUT_S = 60.0  # calls take milliseconds, but one that meets a restart waits for its end
 _SHUTDOWN_TIMEOUT_S = 120.0  # workers leave in order before they are killed
@@ -46,8 +47,19 @@ class CoordinatorClient:
         bound_s = wait_s + _CALL_TIMEOUT_S
         return await self._call("results", rollout_id, cursor, wait_s, limit, bound_s=bound_s)
 
-    async def abort(self, rollout_id: RolloutId) -> FinishedBatch:
-        return await self._call("abort", rollout_id)
+    async def tokens(
+        self, rollout_id: RolloutId, known: tuple[int | None, ...], wait_s: float
+    ) -> tuple[SampleNews, ...]:
+        bound_s = wait_s + _CALL_TIMEOUT_S
+        return await self._call("tokens", rollout_id, known, wait_s, bound_s=bound_s)
+
+    async def abort(
+        self, rollout_id: RolloutId, sample_ids: tuple[SampleId, ...] | None = None
+    ) -> FinishedBatch:
+        return await self._call("abort", rollout_id, sample_ids)
+
+    async def open_rollouts(self) -> list[RolloutStatus]:
+        return await self._call("open_rollouts")
 
     async def workers(self) -> list[WorkerStatus]:
         return await self._call("workers")

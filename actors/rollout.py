@@ -14,9 +14,10 @@ from actors.rollout_api import (
     RolloutState,
     RolloutStatus,
     RolloutUsage,
+    SampleNews,
     SampleResult,
 )
-from placement.errors import MembershipError
+from placement.errors import MembershipError, RequestError
 from placement.ids import RolloutId, SampleId, WorkerId
 from placement.samples import FinishReason, Sample
 from placement.views import SampleView
@@ -98,6 +99,20 @@ class SampleRecord:
             )
         return min(count, len(self.token_ids) - start)
 
+    def news(self, known: int | None) -> SampleNews | None:
+        """What a caller that knows so many tokens has not heard; None: nothing."""
+        if known is None or (known >= len(self.token_ids) and self.finish_reason is None):
+            return None
+        return SampleNews(
+            prompt_index=self.prompt_index,
+            sample_index=self.sample_index,
+            start=known,
+            token_ids=tuple(self.token_ids[known:]),
+            logprobs=tuple(self.logprobs[known:]),
+            finish_reason=self.finish_reason,
+            error=self.error,
+        )
+
     def result(self) -> SampleResult:
         return SampleResult(
             sample_id=self.sample.sample_id,
@@ -141,6 +156,7 @@ class Rollout:
         """Static rollouts: the worker that each sample is pinned to, once there is a group."""
         self._ended: list[SampleRecord] = []
         self._changed = asyncio.Event()
+        self._grown = asyncio.Event()
 
     @property
     def rollout_id(self) -> RolloutId:
@@ -161,6 +177,18 @@ class Rollout:
     def unfinished(self) -> list[SampleRecord]:
         return [r for r in self.records.values() if r.finish_reason is None]
 
+    def extend(
+        self, record: SampleRecord, token_ids: tuple[int, ...], logprobs: tuple[float, ...]
+    ) -> None:
+        """New tokens of a sample."""
+        record.token_ids.extend(token_ids)
+        record.logprobs.extend(logprobs)
+        self._tell_growth()
+
+    def _tell_growth(self) -> None:
+        self._grown.set()
+        self._grown = asyncio.Event()
+
     def end(self, record: SampleRecord, reason: FinishReason, error: str, now: float) -> None:
         """The sample's one ending."""
         assert record.finish_reason is None, f"{record.sample.sample_id} ended twice"
@@ -172,6 +200,30 @@ class Rollout:
             self.ended_at = now
         self._changed.set()
         self._changed = asyncio.Event()
+        self._tell_growth()
+
+    async def news(self, known: tuple[int | None, ...], wait_s: float) -> tuple[SampleNews, ...]:
+        """What is beyond ``known``, as soon as there is any, or nothing at the bound.
+
+        Raises: RequestError.
+        """
+        if len(known) != len(self.records) or any(c is not None and c < 0 for c in known):
+            raise RequestError(
+                f"has {len(known)} entries for {len(self.records)} samples; give one per sample, "
+                "a count of at least 0 or none",
+                field="known",
+            )
+        try:
+            async with asyncio.timeout(wait_s):
+                while not (news := self._news(known)) and self.open:
+                    await self._grown.wait()
+        except TimeoutError:
+            return ()
+        return news
+
+    def _news(self, known: tuple[int | None, ...]) -> tuple[SampleNews, ...]:
+        told = (r.news(count) for r, count in zip(self.records.values(), known, strict=True))
+        return tuple(news for news in told if news is not None)
 
     def batch(self, cursor: int, limit: int) -> FinishedBatch:
         ended = self._ended[cursor : cursor + limit]

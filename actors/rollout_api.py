@@ -120,6 +120,20 @@ class FinishedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleNews:
+    """What one sample has beyond a count of tokens. ``start``: index of the first one."""
+
+    prompt_index: int
+    sample_index: int
+    start: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason | None
+    error: str = ""
+    weight_version: str = "0"
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     worker_id: WorkerId
     state: str
@@ -225,8 +239,27 @@ class CoordinatorPort(Protocol):
     ) -> FinishedBatch:
         """Up to ``limit`` ended samples after ``cursor``; waits up to ``wait_s`` for the first."""
 
-    async def abort(self, rollout_id: RolloutId) -> FinishedBatch:
-        """End the rollout's unfinished samples; the answer holds them with their partials."""
+    async def tokens(
+        self, rollout_id: RolloutId, known: tuple[int | None, ...], wait_s: float
+    ) -> tuple[SampleNews, ...]:
+        """Tokens and endings that the caller does not know yet; waits up to ``wait_s`` for any.
+
+        Args:
+            known: for each sample, in the order of the request, how many of its tokens the
+                caller has; None for one of which nothing more is wanted.
+
+        Raises: RequestError, UnknownIdError.
+        """
+
+    async def abort(
+        self, rollout_id: RolloutId, sample_ids: tuple[SampleId, ...] | None = None
+    ) -> FinishedBatch:
+        """End the rollout's unfinished samples, or those of them that are named; the answer
+        holds them with their partials.
+        """
+
+    async def open_rollouts(self) -> list[RolloutStatus]:
+        """Those with unfinished samples, oldest first."""
 
     async def workers(self) -> list[WorkerStatus]: ...
 

@@ -78,6 +78,9 @@ class CoordinatorSettings(Settings):
     """Most samples that are accepted and not yet ended; more are answered with 429."""
     max_kept_rollouts: int = Field(default=64, ge=1)
     """Ended rollouts that can still be asked for; the oldest is forgotten first."""
+    keep_ended_s: float = Field(default=30, ge=0)
+    """Least time for which an ended rollout can be asked for, however many have ended since:
+    long enough for every client that follows one to fetch its end."""
     max_kept_operations: int = Field(default=256, ge=1)
     """Membership changes that can still be asked for."""
     collect_wait_s: float = Field(default=1.0, gt=0)

@@ -6,7 +6,7 @@ import pytest
 
 from actors.rollout_api import RolloutState, Strategy
 from placement.errors import OverloadedError, RequestError, UnavailableError, UnknownIdError
-from placement.ids import RolloutId
+from placement.ids import RolloutId, SampleId
 from placement.samples import FinishReason, Sampling
 from tests.unit.coordinator_harness import (
     World,
@@ -155,6 +155,73 @@ def test_an_abort_answers_with_partials_and_frees_the_workers() -> None:
             assert not any(worker.samples for worker in world.factory.workers.values())
             await coordinator.submit(make_request("next", TAIL))
             check_tokens(await all_results(coordinator, "next"), TAIL)
+
+    run(main())
+
+
+def test_an_abort_of_some_samples_leaves_the_others_alone() -> None:
+    async def main() -> None:
+        async with started(World()) as coordinator:
+            await coordinator.submit(make_request("r", [60, 140, 60]))
+            await asyncio.sleep(1.0)
+            batch = await coordinator.abort(RolloutId("r"), (SampleId("r/1/0"),))
+            assert [s.finish_reason for s in batch.samples] == [FinishReason.ABORT]
+            assert not batch.done
+            results = await all_results(coordinator, "r")
+            check_tokens([results[0], results[2]], [60, 60])
+            assert 0 < len(results[1].token_ids) < 140
+            assert (await coordinator.status(RolloutId("r"))).state is RolloutState.FINISHED
+
+    run(main())
+
+
+def test_tokens_come_as_they_are_decoded_and_make_up_the_whole_response() -> None:
+    async def main() -> None:
+        async with started(World()) as coordinator:
+            await coordinator.submit(make_request("r", [30, 60]))
+            heard: list[list[int]] = [[], []]
+            known: list[int | None] = [0, 0]
+            polls = 0
+            while any(count is not None for count in known):
+                news = await coordinator.tokens(RolloutId("r"), tuple(known), 30.0)
+                assert news, "an open rollout that grows has news"
+                polls += 1
+                for told in news:
+                    index = told.prompt_index
+                    assert told.start == len(heard[index]) == known[index]
+                    assert len(told.token_ids) == len(told.logprobs)
+                    heard[index] += told.token_ids
+                    known[index] = None if told.finish_reason else len(heard[index])
+            assert polls > 10
+            results = await all_results(coordinator, "r")
+            assert [tuple(ids) for ids in heard] == [result.token_ids for result in results]
+            assert await coordinator.tokens(RolloutId("r"), (None, None), 30.0) == ()
+
+    run(main())
+
+
+@pytest.mark.parametrize("known", [(), (0, 0), (-1,)])
+def test_a_count_per_sample_is_what_tokens_are_asked_by(known: tuple[int, ...]) -> None:
+    async def main() -> None:
+        async with started(World()) as coordinator:
+            await coordinator.submit(make_request("r", [5]))
+            with pytest.raises(RequestError) as refused:
+                await coordinator.tokens(RolloutId("r"), known, 1.0)
+            assert refused.value.field == "known"
+
+    run(main())
+
+
+def test_open_rollouts_are_listed_until_they_end() -> None:
+    async def main() -> None:
+        async with started(World()) as coordinator:
+            await coordinator.submit(make_request("a", [5]))
+            await coordinator.submit(make_request("b", [50]))
+            assert [r.rollout_id for r in await coordinator.open_rollouts()] == ["a", "b"]
+            await all_results(coordinator, "a")
+            assert [r.rollout_id for r in await coordinator.open_rollouts()] == ["b"]
+            await all_results(coordinator, "b")
+            assert await coordinator.open_rollouts() == []
 
     run(main())
 

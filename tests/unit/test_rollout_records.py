@@ -23,10 +23,10 @@ def samples_of(request: RolloutRequest) -> tuple[Sample, ...]:
     return make_samples(request, MODEL)
 
 
-def backlog(journal: MemoryJournal, max_kept: int = 64) -> Backlog:
+def backlog(journal: MemoryJournal, max_kept: int = 64, keep_ended_s: float = 0.0) -> Backlog:
     ledger = LeaseLedger(0.0)
     telemetry = Telemetry(lambda: ledger.totals(0.0))
-    settings = CoordinatorSettings(max_kept_rollouts=max_kept)
+    settings = CoordinatorSettings(max_kept_rollouts=max_kept, keep_ended_s=keep_ended_s)
     return Backlog(settings, journal, ledger, telemetry, lambda: 0.0)
 
 
@@ -105,6 +105,15 @@ def test_only_the_newest_ended_rollouts_are_kept_and_open_ones_always() -> None:
     assert not records.rollout(RolloutId("new")).open
     assert records.rollout(RolloutId("open")).open
     assert {entry.rollout_id for entry in journal.entries()} == {"open", "new", "next"}
+
+
+def test_a_rollout_that_has_just_ended_is_kept_however_many_end() -> None:
+    records = backlog(MemoryJournal(), max_kept=1, keep_ended_s=5.0)
+    for name in ("a", "b", "c"):
+        request = make_request(name, [9])
+        records.accept(request, samples_of(request))
+        records.end(records.record(SampleId(f"{name}/0/0")), FinishReason.ABORT, "")
+    assert not records.rollout(RolloutId("a")).open
 
 
 def test_a_sample_may_have_its_own_sampling() -> None:
