@@ -104,7 +104,7 @@ async def test_an_abort_gives_partials_and_frees_the_kv_within_a_few_steps(
     assert all(10 <= len(s.token_ids) == len(s.logprobs) < 900 for s in answer.samples)
     steps = max(partials) - before // 8
     record_property("steps_until_let_go", steps)
-    assert steps < 40
+    assert steps < 60  # what is known before the abort is a tenth of a second old
 
     async def kv_free() -> bool:
         return not any(w.kv_used_tokens or w.running for w in await client.workers())
