@@ -33,12 +33,10 @@ from placement.views import Binding, DispatchPlan, GroupView, Move, SampleView
 @dataclass(frozen=True, slots=True)
 class DispatchSettings:
     """Attributes:
-    reserve: where the reserve starts; it is tuned unless it is for the full length.
     rebalance: None: running samples stay where they are, until a release moves them.
     window_samples: samples are sorted by length only within so many arrivals.
     """
 
-    reserve: Reserve = field(default_factory=Reserve)
     rebalance: RebalanceSettings | None = field(default_factory=RebalanceSettings)
     window_samples: int = 65_536
 
@@ -50,18 +48,20 @@ class DispatchSettings:
 
 
 class Dispatcher:
-    """A dispatch rule, as ``placement.dispatch.plan_dispatch`` is one."""
+    """A dispatch rule, as ``placement.dispatch.plan_dispatch`` is one.
 
-    def __init__(self, settings: DispatchSettings, costs: GroupCosts) -> None:
+    Args:
+        tuner: finds the reserve; shared with the release planner of the same group, so that
+            what the one sends away finds room with the other.
+    """
+
+    def __init__(
+        self, settings: DispatchSettings, costs: GroupCosts, tuner: ReserveTuner | None = None
+    ) -> None:
         self._settings = settings
         self._costs = costs
-        self._tuner = ReserveTuner(settings.reserve)
+        self._tuner = tuner or ReserveTuner(Reserve())
         self._balanced_at = 0
-
-    @property
-    def reserve(self) -> Reserve:
-        """As tuned so far."""
-        return self._tuner.reserve
 
     def __call__(self, view: GroupView) -> DispatchPlan:
         reserve = self._tuner.update(view)

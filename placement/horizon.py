@@ -81,7 +81,7 @@ class Load:
         count = len(self.context_N)
         if count <= _MOST_SAMPLES:
             return self
-        order = np.argsort(-self.remaining.expected_tokens(), kind="stable")
+        order = np.argsort(-self.remaining.roughly_expected_tokens(), kind="stable")
         first, rest = order[:_EXACT_SAMPLES], order[_EXACT_SAMPLES:]
         stride = -(-len(rest) // (_MOST_SAMPLES - _EXACT_SAMPLES))
         kept = rest[stride // 2 :: stride]
@@ -165,7 +165,7 @@ def _last_end(load: Load, expected: float) -> float:
     most = max(1.0, float(load.remaining.most_tokens.max()))
     end = max(1.0, expected)
     while end < most:
-        if float(load.remaining.survival(np.array([end])) @ load.weight_N) < 0.01:
+        if (load.remaining.survival(np.array([end]))[0] @ load.weight_N) < 0.01:
             break
         end *= 1.25
     return min(end, most) + 1.0

@@ -15,7 +15,8 @@ Invariants:
 Changes with every call: when it planned last, and how much of the slowdown it has used up.
 """
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from placement.horizon import GroupCosts, Horizon, Ladder, Load, Prices, foresee
 from placement.programme import Path, cheapest_path, dearest_affordable
 from placement.release import IdlePolicy, decide_width, keep
 from placement.remaining import Remaining
-from placement.reserve import Reserve
+from placement.reserve import Reserve, ReserveTuner
 from placement.survivors import Survivors, choose_survivors
 from placement.views import GroupView, LengthBelief, Prediction, WidthDecision, WidthReason
 
@@ -41,14 +42,12 @@ class PlannerSettings:
         load takes at most this share longer than without any release.
     replan_steps: least steps between two plans, unless a worker idles or the group changed.
     max_changes: most changes of the width in a load; then it keeps its width.
-    reserve: with how much KV a sample is counted when it has to fit somewhere else.
     """
 
     price: float = 0.5
     max_slowdown_ratio: float | None = None
     replan_steps: int = 256
     max_changes: int = 8
-    reserve: Reserve = field(default_factory=Reserve)
 
     def __post_init__(self) -> None:
         if not 0 <= self.price <= 1:
@@ -64,11 +63,18 @@ class PlannerSettings:
 
 
 class ReleasePlanner:
-    """A release rule (``placement.release.ReleaseRule``)."""
+    """A release rule (``placement.release.ReleaseRule``).
 
-    def __init__(self, settings: PlannerSettings, costs: GroupCosts) -> None:
+    Args:
+        tuner: shared with the dispatcher of the same group, which keeps it up to date.
+    """
+
+    def __init__(
+        self, settings: PlannerSettings, costs: GroupCosts, tuner: ReserveTuner | None = None
+    ) -> None:
         self._settings = settings
         self._costs = costs
+        self._tuner = tuner or ReserveTuner(Reserve())
         self._planned_at: int | None = None
         self._planned_width = 0
         self._slack_s: float | None = None
@@ -115,9 +121,9 @@ class ReleasePlanner:
 
     def _decide_release(self, view: GroupView) -> WidthDecision:
         horizon = foresee(_load_of(view), self._settings.replan_steps)
-        need_N = self._settings.reserve.needs(view.running, view.kv_block_tokens)
         ladder = _ladder_of(view)
         prices = price(horizon, ladder, self._costs)
+        need_N = self._tuner.reserve.needs(view.running, view.kv_block_tokens)
         able = _able_now(view, ladder, int(need_N.sum()))
         while True:
             prices = _only_now(prices, able)
@@ -159,8 +165,8 @@ class ReleasePlanner:
 def _load_of(view: GroupView) -> Load:
     """The running samples; of one without belief anything is possible up to its limit."""
     count = len(view.running)
-    limit = max(sample.max_response_tokens for sample in view.running)
-    fallback = LengthBelief(float(np.log(max(1, limit) / 2)), _DEFAULT_SIGMA)
+    most_tokens = max(sample.max_context_tokens for sample in view.running)
+    fallback = LengthBelief(math.log(most_tokens / 2), _DEFAULT_SIGMA)
     context_N = np.fromiter((s.context_tokens for s in view.running), np.float64, count)
     return Load(Remaining.of(view.running, fallback), context_N, np.ones(count))
 
