@@ -168,13 +168,16 @@ class Member:
         self._jobs.do(enter)
 
     def leave(self) -> None:
-        """Shut the engine down and end the decode thread; the process may exit then."""
+        """Close the groups and end the decode thread.
+
+        The engine is left to the end of the process, which must follow: vLLM's shutdown collects
+        garbage for most of a second, and somebody waits for the slot.
+        """
 
         def close() -> None:
             if self._undo is not None and self._undo.prepared.transport is not None:
                 self._undo.prepared.transport.close()
             self._groups.retire()
-            self._engine.close()
             self._jobs.close(f"worker {self._spec.worker_id} has left")
             self._set_state(State.LEFT)
 

@@ -304,9 +304,6 @@ class Engine:
             self.step()
         self.step()
 
-    def close(self) -> None:
-        private.shut_down(self._hosted)
-
 
 def _linear_placement(num_experts: int, members: tuple[WorkerId, ...]) -> Placement:
     return Placement(members, initial_owners(num_experts, members))

@@ -270,14 +270,6 @@ def eos_token_ids(config: VllmConfig) -> tuple[int, ...]:
     return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
 
 
-def shut_down(engine: HostedEngine) -> None:
-    """End executor and scheduler. vLLM's own shutdown would also destroy its groups, one by one;
-    ours share process groups and are retired by their owner."""
-    engine.core.structured_output_manager.clear_backend()
-    engine.core.model_executor.shutdown()
-    engine.core.scheduler.shutdown()
-
-
 # ----------------------------------------------------------------------------- requests and steps
 
 
