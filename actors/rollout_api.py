@@ -31,6 +31,8 @@ class RolloutRequest:
         seed: seed of the request; sample seeds derive from it.
         replay_stop_tokens: replay only, per prompt one length per sample (see ``Sample``).
         sample_samplings: overrides per prompt and sample, for replays that mix settings.
+        terms: the caller's own; means nothing here, but a request that repeats an id has to
+            repeat it too.
     """
 
     rollout_id: RolloutId
@@ -41,6 +43,7 @@ class RolloutRequest:
     strategy: Strategy = Strategy.ELASTIC
     replay_stop_tokens: tuple[tuple[int, ...], ...] | None = None
     sample_samplings: tuple[tuple[Sampling, ...], ...] | None = None
+    terms: str = ""
 
 
 @dataclass(frozen=True, slots=True)

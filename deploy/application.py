@@ -30,7 +30,7 @@ from actors.ray_teardown import COORDINATOR_NAME, find_actor
 from deploy.config import FlexFloorConfig, load_config
 from placement.errors import UnavailableError
 from service.app import create_app
-from service.native import Tokenizer
+from service.checks import Tokenizer
 
 APPLICATION_NAME = "flexfloor"
 DEPLOYMENT_NAME = "http"

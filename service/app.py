@@ -15,21 +15,26 @@ from actors.rollout_api import (
     CoordinatorPort,
     Health,
     OperationStatus,
-    ServedModel,
     WorkerStatus,
 )
 from placement.errors import UnknownIdError
 from placement.ids import RolloutId
 from service.body import openapi_body, openapi_components, read_body
+from service.checks import Tokenizer
+from service.delivery import FollowedStream, answer_whole
 from service.errors import install_error_handlers
-from service.following import FollowedRollouts
-from service.native import Tokenizer, to_request
+from service.intake import Intake
+from service.native import to_request
+from service.openai import openai_routes
+from service.openai_schemas import ChatBody, CompletionBody
 from service.schemas import RolloutAnswer, RolloutBody
 from service.settings import ServiceSettings
-from service.stream import NDJSON, RolloutStream, answer_json, answer_when_done
+from service.stream import NDJSON, answer_json, answer_lines, answer_when_done
 
 TITLE = "FlexFloor"
 MAX_POLL_S = 60.0
+BODIES = (RolloutBody, CompletionBody, ChatBody)
+"""What routes read themselves, so that FastAPI cannot know of it."""
 
 
 def create_app(
@@ -41,8 +46,10 @@ def create_app(
     app = FastAPI(title=TITLE, description="Elastic rollouts for RL post-training")
     install_error_handlers(app)
     _install_openapi(app)
-    _add_rollout_routes(app, coordinator, settings, tokenizer)
+    intake = Intake(coordinator, settings, tokenizer)
+    _add_rollout_routes(app, intake)
     _add_cluster_routes(app, coordinator)
+    app.include_router(openai_routes(intake))
     return app
 
 
@@ -55,26 +62,16 @@ def _install_openapi(app: FastAPI) -> None:
                 description=app.description,
                 routes=app.routes,
             )
-            schema["components"]["schemas"].update(openapi_components(RolloutBody))
+            for body in BODIES:
+                schema["components"]["schemas"].update(openapi_components(body))
             app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
 
 
-def _add_rollout_routes(
-    app: FastAPI,
-    coordinator: CoordinatorPort,
-    settings: ServiceSettings,
-    tokenizer: Tokenizer | None,
-) -> None:
-    followed = FollowedRollouts(coordinator, settings)
-    served: list[ServedModel] = []  # asked once; a service serves one model
-
-    async def served_model() -> ServedModel:
-        if not served:
-            served.append(await coordinator.served_model())
-        return served[0]
+def _add_rollout_routes(app: FastAPI, intake: Intake) -> None:
+    coordinator, settings, tokenizer = intake.coordinator, intake.settings, intake.tokenizer
 
     @app.post(
         "/v1/rollouts",
@@ -89,15 +86,19 @@ def _add_rollout_routes(
         comes when all samples have ended.
         """
         body = await read_body(request, RolloutBody, settings.max_request_bytes)
-        model = await served_model()
+        model = await intake.served_model()
         # Tokenizing a large batch takes seconds; others are answered meanwhile.
         rollout = await asyncio.to_thread(to_request, body, model, settings, tokenizer)
-        following = await followed.submit(
-            rollout, id_is_given=body.id is not None, abort_when_left=body.abort_on_disconnect
+        following = await intake.followed.submit(
+            rollout,
+            id_field="id",
+            id_is_given=body.id is not None,
+            abort_when_left=body.abort_on_disconnect,
         )
         if body.stream:
-            return RolloutStream(following, tokenizer)
-        return await answer_when_done(following, request.receive, tokenizer)
+            return FollowedStream(following, answer_lines(following, tokenizer), NDJSON)
+        answer = answer_when_done(following, tokenizer)
+        return await answer_whole(following, request.receive, answer)
 
     @app.get("/v1/rollouts/{rollout_id}", responses={200: {"model": RolloutAnswer}})
     async def get_rollout(

@@ -21,7 +21,6 @@ from placement.errors import (
     UnavailableError,
     UnknownIdError,
 )
-from service.schemas import PROMPT_KINDS
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +54,12 @@ def describe(error: FlexFloorError) -> dict[str, Any]:
 
 
 def field_path(location: Sequence[str | int]) -> str | None:
-    """``("prompts", 0, "ids", 2)`` as the caller wrote it: ``prompts[0][2]``."""
+    """``("prompts", 0, "(ids)", 2)`` as the caller wrote it: ``prompts[0][2]``."""
     path = ""
-    for before, part in zip((None, *location), location, strict=False):
+    for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif not (isinstance(before, int) and part in PROMPT_KINDS):
+        elif not part.startswith("("):  # the name of a kind, not of a field
             path += f".{part}" if path else part
     return path or None
 
@@ -80,6 +79,13 @@ def request_error(error: ValidationError | RequestValidationError) -> RequestErr
     return RequestError(message, field=field_path(first["loc"]))
 
 
+def query_error(error: RequestValidationError) -> RequestError:
+    """What is wrong with a parameter in the URL."""
+    wrong = request_error(error)
+    wrong.field = (wrong.field or "").removeprefix("query.").removeprefix("path.") or None
+    return wrong
+
+
 def render(error: FlexFloorError) -> JSONResponse:
     code = status_code(error)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if code in (429, 503) else None
@@ -96,9 +102,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        wrong = request_error(error)
-        wrong.field = (wrong.field or "").removeprefix("query.").removeprefix("path.") or None
-        return render(wrong)
+        return render(query_error(error))
 
     async def http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)

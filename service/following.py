@@ -9,9 +9,15 @@ import logging
 import time
 from dataclasses import dataclass, replace
 
-from actors.rollout_api import CoordinatorPort, FinishedBatch, RolloutRequest, RolloutStatus
-from placement.errors import FlexFloorError, UnavailableError, UnknownIdError
-from placement.ids import RolloutId
+from actors.rollout_api import (
+    CoordinatorPort,
+    FinishedBatch,
+    RolloutRequest,
+    RolloutStatus,
+    SampleNews,
+)
+from placement.errors import FlexFloorError, RequestError, UnavailableError, UnknownIdError
+from placement.ids import RolloutId, SampleId
 from service.settings import ServiceSettings
 
 logger = logging.getLogger(__name__)
@@ -39,17 +45,35 @@ class Following:
 
         Raises: UnavailableError after ``max_wait_s``; the rollout goes on.
         """
+        self._check_patience()
+        settings = self._rollouts.settings
+        batch = await self._rollouts.coordinator.results(
+            self.status.rollout_id, self._cursor, settings.poll_wait_s, settings.poll_limit
+        )
+        self._cursor = batch.cursor
+        return batch
+
+    async def next_tokens(self, known: tuple[int | None, ...]) -> tuple[SampleNews, ...]:
+        """What is new beyond ``known`` (see ``CoordinatorPort.tokens``), bounded likewise.
+
+        Raises: UnavailableError after ``max_wait_s``; the rollout goes on.
+        """
+        self._check_patience()
+        return await self._rollouts.coordinator.tokens(
+            self.status.rollout_id, known, self._rollouts.settings.poll_wait_s
+        )
+
+    def end_samples(self, sample_ids: tuple[SampleId, ...]) -> None:
+        """Nothing more of them is wanted. Does not wait."""
+        self._rollouts.abort_soon(self.status.rollout_id, sample_ids)
+
+    def _check_patience(self) -> None:
         settings = self._rollouts.settings
         if time.monotonic() > self._give_up_at_s:
             raise UnavailableError(
                 f"rollout {self.status.rollout_id} has not ended within service.max_wait_s = "
                 f"{settings.max_wait_s:g} s; ask for it by its id"
             )
-        batch = await self._rollouts.coordinator.results(
-            self.status.rollout_id, self._cursor, settings.poll_wait_s, settings.poll_limit
-        )
-        self._cursor = batch.cursor
-        return batch
 
     async def last_status(self) -> RolloutStatus:
         return await self._rollouts.coordinator.status(self.status.rollout_id)
@@ -70,9 +94,17 @@ class FollowedRollouts:
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def submit(
-        self, request: RolloutRequest, *, id_is_given: bool, abort_when_left: bool
+        self,
+        request: RolloutRequest,
+        *,
+        id_field: str,
+        id_is_given: bool,
+        abort_when_left: bool,
     ) -> Following:
         """Submit the rollout, or join it, and follow it.
+
+        Args:
+            id_field: the caller's name of the id.
 
         Raises: RequestError, OverloadedError, UnavailableError.
         """
@@ -84,7 +116,11 @@ class FollowedRollouts:
             except asyncio.CancelledError:
                 # It may have been accepted before the client went.
                 if is_new and abort_when_left:
-                    self._abort_soon(rollout_id)
+                    self.abort_soon(rollout_id)
+                raise
+            except RequestError as error:
+                if error.field == "rollout_id":
+                    error.field = id_field
                 raise
             before = self._followed.get(rollout_id)
             self._followed[rollout_id] = (
@@ -99,7 +135,7 @@ class FollowedRollouts:
         if followed.num_followers > 1:
             self._followed[rollout_id] = replace(followed, num_followers=followed.num_followers - 1)
         elif client_gone and followed.abort_when_left:
-            self._abort_soon(rollout_id)
+            self.abort_soon(rollout_id)
 
     async def _exists(self, rollout_id: RolloutId) -> bool:
         try:
@@ -108,15 +144,20 @@ class FollowedRollouts:
             return False
         return True
 
-    def _abort_soon(self, rollout_id: RolloutId) -> None:
-        task = asyncio.create_task(self._abort(rollout_id))
+    def abort_soon(
+        self, rollout_id: RolloutId, sample_ids: tuple[SampleId, ...] | None = None
+    ) -> None:
+        """Without waiting for it."""
+        task = asyncio.create_task(self._abort(rollout_id, sample_ids))
         self._aborts.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._aborts.discard)
 
-    async def _abort(self, rollout_id: RolloutId) -> None:
+    async def _abort(self, rollout_id: RolloutId, sample_ids: tuple[SampleId, ...] | None) -> None:
         try:
             async with asyncio.timeout(self.settings.abort_timeout_s):
-                await self.coordinator.abort(rollout_id)
-            logger.info("aborted rollout %s: its client has gone", rollout_id)
+                await self.coordinator.abort(rollout_id, sample_ids)
         except (FlexFloorError, TimeoutError) as error:
-            logger.warning("rollout %s, whose client has gone, goes on: %s", rollout_id, error)
+            logger.warning("samples of rollout %s that nobody wants go on: %s", rollout_id, error)
+            return
+        if sample_ids is None:
+            logger.info("aborted rollout %s: its client has gone", rollout_id)

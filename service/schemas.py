@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from actors.rollout_api import RolloutStatus, SampleResult
 
-PROMPT_KINDS = ("text", "ids")
+TEXT, IDS = "(text)", "(ids)"
+"""Kinds of prompt. No field has such a name: errors leave them out of its path."""
 MAX_TOKENS_LIMIT = 1 << 24  # far above any context; keeps sums within 64 bits
 MAX_STOP_TOKEN_IDS = 256
 
@@ -21,12 +22,12 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 def _prompt_kind(prompt: Any) -> str | None:
     if isinstance(prompt, str):
-        return "text"
-    return "ids" if isinstance(prompt, list) else None
+        return TEXT
+    return IDS if isinstance(prompt, list) else None
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")],
+    Annotated[str, Tag(TEXT)] | Annotated[list[TokenId], Tag(IDS)],
     Discriminator(
         _prompt_kind,
         custom_error_type="prompt_kind",

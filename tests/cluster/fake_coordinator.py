@@ -16,7 +16,7 @@ from actors.rollout_api import (
 )
 from actors.settings import RuntimeSettings
 from placement.errors import LeaseTimeoutError, RequestError, UnavailableError, UnknownIdError
-from placement.ids import RolloutId, WorkerId
+from placement.ids import RolloutId, SampleId, WorkerId
 from tests.cluster.fake_member import make_spec
 
 
@@ -86,7 +86,9 @@ class FakeCoordinator:
         await asyncio.sleep(wait_s)
         return FinishedBatch((), cursor, True)
 
-    async def abort(self, rollout_id: RolloutId) -> FinishedBatch:
+    async def abort(
+        self, rollout_id: RolloutId, sample_ids: tuple[SampleId, ...] | None = None
+    ) -> FinishedBatch:
         return FinishedBatch((), 0, True)
 
     async def workers(self) -> list[WorkerStatus]:

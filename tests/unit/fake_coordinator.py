@@ -10,12 +10,13 @@ from actors.rollout_api import (
     RolloutState,
     RolloutStatus,
     RolloutUsage,
+    SampleNews,
     SampleResult,
     ServedModel,
     WorkerStatus,
 )
 from placement.errors import RequestError, UnknownIdError
-from placement.ids import Generation, RolloutId, WorkerId, make_sample_id
+from placement.ids import Generation, RolloutId, SampleId, WorkerId, make_sample_id
 from placement.membership import Phase
 from placement.samples import FinishReason, derive_sample_seed
 
@@ -35,10 +36,18 @@ USAGE = RolloutUsage(
 
 
 class FakeCoordinator:
-    """Honours ``CoordinatorPort``. ``auto_finish``: samples end as soon as they are accepted."""
+    """Honours ``CoordinatorPort``. ``auto_finish``: samples end as soon as they are accepted.
+
+    Every response is ``response``, as far as the rollout's samples have grown, and ends with
+    ``ending``.
+    """
 
     def __init__(self, *, auto_finish: bool = True) -> None:
         self.auto_finish = auto_finish
+        self.response: tuple[int, ...] = (104, 105)
+        self.ending = FinishReason.LENGTH
+        self.grown: dict[RolloutId, int] = {}
+        self.cut_samples: list[SampleId] = []
         self.requests: dict[RolloutId, RolloutRequest] = {}
         self.ended: dict[RolloutId, list[SampleResult]] = {}
         self.aborted: list[RolloutId] = []
@@ -57,7 +66,7 @@ class FakeCoordinator:
             raise self.submit_error
         before = self.requests.get(request.rollout_id)
         if before is not None and before != request:
-            raise RequestError("this id belongs to another rollout", field="id")
+            raise RequestError("this id belongs to another rollout", field="rollout_id")
         if before is None:
             self.requests[request.rollout_id] = request
             self.ended[request.rollout_id] = []
@@ -72,13 +81,16 @@ class FakeCoordinator:
     def _result(self, rollout_id: RolloutId, number: int, reason: FinishReason) -> SampleResult:
         request = self.requests[rollout_id]
         prompt, sample = divmod(number, request.num_samples)
+        tokens = len(self.response)
+        if reason is FinishReason.ABORT:
+            tokens = self.grown.get(rollout_id, tokens)
         return SampleResult(
             sample_id=make_sample_id(rollout_id, prompt, sample),
             prompt_index=prompt,
             sample_index=sample,
             seed=derive_sample_seed(request.seed, prompt, sample),
-            token_ids=(104, 105),
-            logprobs=(-0.5, -0.25),
+            token_ids=self.response[:tokens],
+            logprobs=tuple(-0.5 / 2**position for position in range(tokens)),
             finish_reason=reason,
             worker_ids=(WorkerId(1),),
         )
@@ -87,7 +99,7 @@ class FakeCoordinator:
         async with self._changed:
             done = len(self.ended[rollout_id])
             self.ended[rollout_id] += [
-                self._result(rollout_id, n, FinishReason.STOP) for n in range(done, done + count)
+                self._result(rollout_id, n, self.ending) for n in range(done, done + count)
             ]
             self._changed.notify_all()
 
@@ -134,8 +146,49 @@ class FakeCoordinator:
         end = cursor + len(page)
         return FinishedBatch(page, end, done=end == self._total(rollout_id))
 
-    async def abort(self, rollout_id: RolloutId) -> FinishedBatch:
+    async def grow(self, rollout_id: RolloutId, tokens: int) -> None:
+        """The samples that have not ended have so many tokens."""
+        async with self._changed:
+            self.grown[rollout_id] = tokens
+            self._changed.notify_all()
+
+    async def tokens(
+        self, rollout_id: RolloutId, known: tuple[int | None, ...], wait_s: float
+    ) -> tuple[SampleNews, ...]:
         await self.status(rollout_id)
+        try:
+            async with asyncio.timeout(wait_s), self._changed:
+                await self._changed.wait_for(lambda: self._news(rollout_id, known))
+        except TimeoutError:
+            pass
+        return self._news(rollout_id, known)
+
+    def _news(self, rollout_id: RolloutId, known: tuple[int | None, ...]) -> tuple[SampleNews, ...]:
+        ended = {
+            (sample.prompt_index, sample.sample_index): sample for sample in self.ended[rollout_id]
+        }
+        news = []
+        for number, count in enumerate(known):
+            prompt, sample = divmod(number, self.requests[rollout_id].num_samples)
+            result = ended.get((prompt, sample))
+            tokens = result.token_ids if result else self.response[: self.grown.get(rollout_id, 0)]
+            if count is not None and (len(tokens) > count or result):
+                logprobs = tuple(-0.5 / 2**at for at in range(count, len(tokens)))
+                reason = result.finish_reason if result else None
+                news.append(SampleNews(prompt, sample, count, tokens[count:], logprobs, reason))
+        return tuple(news)
+
+    async def open_rollouts(self) -> list[RolloutStatus]:
+        statuses = [await self.status(rollout_id) for rollout_id in self.requests]
+        return [status for status in statuses if status.num_ended < status.num_samples]
+
+    async def abort(
+        self, rollout_id: RolloutId, sample_ids: tuple[SampleId, ...] | None = None
+    ) -> FinishedBatch:
+        await self.status(rollout_id)
+        if sample_ids is not None:
+            self.cut_samples += sample_ids
+            return FinishedBatch((), 0, done=False)
         self.aborted.append(rollout_id)
         ended = self.ended[rollout_id]
         async with self._changed:

@@ -17,13 +17,26 @@ SETTINGS = ServiceSettings(poll_wait_s=0.2, max_prompts=8, max_samples_per_rollo
 
 
 class FakeTokenizer:
-    """A byte is a token."""
+    """A byte is a token; ids above are special and have no text unless they are to be seen."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def decode(self, token_ids: list[int]) -> str:
-        return bytes(token_ids).decode()
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        shown = (
+            bytes([token]) if token < 256 else b"" if skip_special_tokens else b"<%d>" % token
+            for token in token_ids
+        )
+        return b"".join(shown).decode(errors="replace")
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool
+    ) -> str:
+        assert not tokenize
+        if any(message["role"] == "nobody" for message in conversation):
+            raise ValueError("no such role")
+        said = "".join(f"{message['role']}: {message['content']}\n" for message in conversation)
+        return said + ("assistant: " if add_generation_prompt else "")
 
 
 def body(**changes: Any) -> dict[str, Any]:
@@ -61,9 +74,9 @@ def run_bounded(work: Coroutine[Any, Any, None]) -> None:
 
 
 class LeavingClient:
-    """Posts a rollout over raw ASGI, reads as long as it likes, and goes."""
+    """Posts a request over raw ASGI, reads as long as it likes, and goes."""
 
-    def __init__(self, app: FastAPI, payload: dict[str, Any]) -> None:
+    def __init__(self, app: FastAPI, payload: dict[str, Any], path: str = "/v1/rollouts") -> None:
         self._gone = asyncio.Event()
         self._received: asyncio.Queue[bytes] = asyncio.Queue()
         self._body: list[bytes] = [json.dumps(payload).encode()]
@@ -73,8 +86,8 @@ class LeavingClient:
             "http_version": "1.1",
             "method": "POST",
             "scheme": "http",
-            "path": "/v1/rollouts",
-            "raw_path": b"/v1/rollouts",
+            "path": path,
+            "raw_path": path.encode(),
             "query_string": b"",
             "root_path": "",
             "headers": [(b"content-type", b"application/json")],
@@ -97,6 +110,13 @@ class LeavingClient:
     async def next_line(self) -> dict[str, Any]:
         line: dict[str, Any] = json.loads(await self._received.get())
         return line
+
+    async def next_event(self) -> dict[str, Any]:
+        """Of a stream of server-sent events."""
+        while not (line := await self._received.get()).startswith(b"data: "):
+            assert not line, "an event has no other fields"
+        content: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
+        return content
 
     async def leave(self) -> None:
         """Close the connection and wait until the service has noticed."""

@@ -81,7 +81,9 @@ class FakeCoordinator:
         ][cursor : cursor + 3]
         return FinishedBatch(tuple(ended), cursor + len(ended), done=len(ended) < 3)
 
-    async def abort(self, rollout_id: RolloutId) -> FinishedBatch:
+    async def abort(
+        self, rollout_id: RolloutId, sample_ids: tuple[SampleId, ...] | None = None
+    ) -> FinishedBatch:
         return FinishedBatch((), 0, done=True)
 
     async def workers(self) -> list[WorkerStatus]:

@@ -1,0 +1,189 @@
+"""The OpenAI dialect: routes, and from its requests to ours."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from jinja2 import TemplateError
+
+from actors.rollout_api import ServedModel
+from placement.errors import RequestError, UnknownIdError
+from service.body import openapi_body, read_body
+from service.checks import Tokenizer, check_counts, need_tokenizer, prompt_ids
+from service.delivery import FollowedStream, answer_whole
+from service.dialect import EVENT_STREAM, dialect_route, explained
+from service.generation import Generation, Wanted, make_generation
+from service.intake import Intake
+from service.openai_answers import ChatAnswer, CompletionAnswer, openai_error
+from service.openai_schemas import ChatBody, CompletionBody, OpenAIBody
+
+REQUEST_ID_HEADER = "x-request-id"
+
+
+def openai_routes(intake: Intake) -> APIRouter:
+    router = APIRouter(tags=["OpenAI"], route_class=dialect_route(openai_error))
+
+    async def deliver(
+        request: Request, body: OpenAIBody, answer: CompletionAnswer | ChatAnswer
+    ) -> Response:
+        following = answer.following
+        if body.stream:
+            include_usage = bool(body.stream_options and body.stream_options.include_usage)
+            events = explained(answer.events(include_usage=include_usage), openai_error)
+            return FollowedStream(following, events, EVENT_STREAM)
+
+        async def whole() -> Response:
+            return JSONResponse(await answer.whole())
+
+        return await answer_whole(following, request.receive, whole())
+
+    @router.post("/v1/completions", openapi_extra=openapi_body(CompletionBody))
+    async def completions(request: Request) -> Response:
+        """Complete prompts. With ``stream``, server-sent events with what is new."""
+        body = await read_body(request, CompletionBody, intake.settings.max_request_bytes)
+        request_id = _request_id(request, body)
+        _check_stream_options(body)
+        echoed: list[str] = []
+
+        def translate(model: ServedModel) -> Generation:
+            generation = _from_completion(body, request_id, model, intake)
+            if body.echo:
+                tokenizer = need_tokenizer(intake.tokenizer, "echo", model)
+                echoed.extend(
+                    tokenizer.decode(list(prompt), skip_special_tokens=body.skip_special_tokens)
+                    for prompt in generation.rollout.prompts
+                )
+            return generation
+
+        responses = await intake.start(translate, id_field="request_id")
+        model = (await intake.served_model()).path
+        return await deliver(request, body, CompletionAnswer(responses, model, body, tuple(echoed)))
+
+    @router.post("/v1/chat/completions", openapi_extra=openapi_body(ChatBody))
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation, put into a prompt by the checkpoint's chat template."""
+        body = await read_body(request, ChatBody, intake.settings.max_request_bytes)
+        request_id = _request_id(request, body)
+        _check_stream_options(body)
+        responses = await intake.start(
+            lambda model: _from_chat(body, request_id, model, intake), id_field="request_id"
+        )
+        model = (await intake.served_model()).path
+        return await deliver(request, body, ChatAnswer(responses, model, body))
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        """The one model that is served."""
+        model = await intake.served_model()
+        entry = {
+            "id": model.path,
+            "object": "model",
+            "created": 0,
+            "owned_by": "flexfloor",
+            "root": model.path,
+            "parent": None,
+            "max_model_len": model.max_model_len,
+        }
+        return JSONResponse({"object": "list", "data": [entry]})
+
+    return router
+
+
+def _request_id(request: Request, body: OpenAIBody) -> str | None:
+    return body.request_id or request.headers.get(REQUEST_ID_HEADER)
+
+
+def _check_stream_options(body: OpenAIBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("needs stream to be true", field="stream_options")
+
+
+def _check_model(body: OpenAIBody, model: ServedModel) -> None:
+    if body.model is not None and body.model != model.path:
+        raise UnknownIdError(
+            f"the model {body.model!r} is not served; {model.path!r} is", field="model"
+        )
+
+
+def _render_chat(body: ChatBody, tokenizer: Tokenizer) -> str:
+    """Raises: RequestError, with what the checkpoint's template says."""
+    try:
+        return tokenizer.apply_chat_template(
+            [message.as_template_input() for message in body.messages],
+            add_generation_prompt=body.add_generation_prompt,
+            tokenize=False,
+        )
+    except (ValueError, TypeError, TemplateError) as error:
+        raise RequestError(
+            f"the chat template cannot take these messages: {error}", field="messages"
+        ) from error
+
+
+def _wanted(body: OpenAIBody, max_tokens: int | None) -> Wanted:
+    return Wanted(
+        max_tokens=max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        stop=body.stop,
+        stop_token_ids=body.stop_token_ids,
+        ignore_eos=body.ignore_eos,
+        include_stop=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens,
+    )
+
+
+def _from_completion(
+    body: CompletionBody, request_id: str | None, model: ServedModel, intake: Intake
+) -> Generation:
+    _check_model(body, model)
+    if body.echo and body.logprobs is not None:
+        raise RequestError(
+            "cannot be combined with logprobs: those of the prompt are not computed", field="echo"
+        )
+    prompts = _named_prompts(body)
+    check_counts(len(prompts), body.n or 1, intake.settings, prompts_field="prompt", n_field="n")
+    return make_generation(
+        [(prompt_ids(prompt, field, model, intake.tokenizer), field) for prompt, field in prompts],
+        [_wanted(body, body.max_tokens)] * len(prompts),
+        model,
+        intake.tokenizer,
+        n=body.n or 1,
+        seed=body.seed,
+        request_id=request_id,
+        id_field="request_id",
+        id_prefix="cmpl-",
+    )
+
+
+def _named_prompts(body: CompletionBody) -> list[tuple[str | list[int], str]]:
+    """Each prompt, and where it is in the request."""
+    given = body.prompt
+    if isinstance(given, str):
+        return [(given, "prompt")]
+    several = [prompt for prompt in given if not isinstance(prompt, int)]
+    if several:
+        return [(prompt, f"prompt[{index}]") for index, prompt in enumerate(several)]
+    return [([token_id for token_id in given if isinstance(token_id, int)], "prompt")]
+
+
+def _from_chat(
+    body: ChatBody, request_id: str | None, model: ServedModel, intake: Intake
+) -> Generation:
+    _check_model(body, model)
+    check_counts(1, body.n or 1, intake.settings, prompts_field="messages", n_field="n")
+    tokenizer = need_tokenizer(intake.tokenizer, "messages", model)
+    text = _render_chat(body, tokenizer)
+    prompt = prompt_ids(
+        tokenizer.encode(text, add_special_tokens=False), "messages", model, tokenizer
+    )
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    return make_generation(
+        [(prompt, "messages")],
+        [_wanted(body, max_tokens)],
+        model,
+        tokenizer,
+        n=body.n or 1,
+        seed=body.seed,
+        request_id=request_id,
+        id_field="request_id",
+        id_prefix="chatcmpl-",
+    )
