@@ -234,14 +234,16 @@ def _draw_curves(found: Mapping[str, Result], key: str, label: str, path: Path) 
 def _draw_ratios(found: Mapping[str, Result], path: Path) -> None:
     """Planner against chunk on every trace."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), sharey=True)
-    traces = list(next(iter(found.values()))["traces"])
+    traces = list(dict.fromkeys(trace for r in found.values() for trace in r["traces"]))
     for axis, name in zip(axes, FIGURES, strict=True):
         for offset, trace in enumerate(traces):
-            heights = [
-                r["traces"][trace]["planner"]["baselines"]["chunk"][f"{name}_ratio"]["median"]
-                for r in found.values()
-            ]
-            where = [i + offset / (len(traces) + 1) for i in range(len(found))]
+            bars = {
+                i + offset / (len(traces) + 1): r["traces"][trace]["planner"]["baselines"]
+                for i, r in enumerate(found.values())
+                if trace in r["traces"]
+            }
+            where = list(bars)
+            heights = [bars[x]["chunk"][f"{name}_ratio"]["median"] for x in where]
             axis.bar(where, heights, width=1 / (len(traces) + 1), label=trace)
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set_xticks([i + 0.35 for i in range(len(found))], list(found), size=7, rotation=15)

@@ -1,6 +1,7 @@
 """The benchmark suite: every scenario on every trace against every baseline, in virtual time.
 
-    python -m benchmarks.suite [--scenario NAME ...] [--seeds N] [--processes N] [--decisions]
+    python -m benchmarks.suite [--scenario NAME ...] [--trace NAME ...] [--seeds N]
+                                [--processes N] [--decisions]
 
 Writes one file per scenario to benchmarks/results/simulated (so a part can be made again), the
 cost of deciding beside them with --decisions, and then the page that shows them all. Numbers are
@@ -59,12 +60,14 @@ COST_FACTORS = (0.25, 1.0, 4.0, 10.0)
 PARETO_SEEDS = (0,)
 
 
-def run_scenario(scenario: Scenario, seeds: Sequence[int], processes: int) -> dict[str, Any]:
-    """All traces, the Pareto curve and the sensitivities of one scenario."""
+def run_scenario(
+    scenario: Scenario, traces: Sequence[str], seeds: Sequence[int], processes: int
+) -> dict[str, Any]:
+    """These traces, and on the first of them the Pareto curve and the sensitivities."""
     started = time.perf_counter()
-    on_trace = {name: scenario.model_copy(update={"trace": t}) for name, t in TRACES.items()}
+    on_trace = {name: scenario.model_copy(update={"trace": TRACES[name]}) for name in traces}
     tasks = [task for s in on_trace.values() for task in _tasks(s, seeds)]
-    main = on_trace[next(iter(TRACES))]
+    main = on_trace[traces[0]]
     tasks += [_task(main, seed, Entrant.PLANNER, v) for seed in PARETO_SEEDS for v in PRICES]
     errors = {
         error: Task(main, PARETO_SEEDS[0], Entrant.ORACLE, Terms(scenario.v, error_sigma=error))
@@ -200,6 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     known = sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
     parser.add_argument("--scenario", action="append", choices=known, help="default: all")
+    parser.add_argument("--trace", action="append", choices=list(TRACES), help="default: all")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--decisions", action="store_true", help="measure the cost of deciding")
@@ -207,7 +211,12 @@ def main() -> None:
     provenance()  # refuses before anything is computed
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name in chosen.scenario or known:
-        result = run_scenario(load_scenario(name), range(chosen.seeds), chosen.processes)
+        result = run_scenario(
+            load_scenario(name),
+            chosen.trace or list(TRACES),
+            range(chosen.seeds),
+            chosen.processes,
+        )
         _write(f"{name}.json", result)
         print(f"{name}: {result['wall_s']} s", flush=True)
     if chosen.decisions:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placement.ids import SampleId
+from placement.remaining import Remaining
 from placement.reserve import Reserve, ReserveTuner
 from placement.simulate.policy import Moment
 from placement.simulate.workload import Ints
@@ -63,6 +64,9 @@ class Rooms:
     free_tokens_W: Floats
     free_slots_W: Ints
 
+    def slots(self, position: int) -> int:
+        return max(0, int(self.free_slots_W[position]))
+
     def fits(self, position: int, need_tokens: float) -> bool:
         return bool(self.free_slots_W[position] > 0 and need_tokens <= self.free_tokens_W[position])
 
@@ -74,10 +78,15 @@ class Rooms:
 def need_tokens(moment: Moment, samples: Ints, reserve: Reserve) -> Floats:
     """KV that a sample has or gets at once, with its share of the reserve."""
     states, limit = moment.states, moment.workload.max_response_tokens
-    believed = moment.beliefs.believed_tokens_N[samples]
     generated = states.generated_N[samples]
-    further = np.maximum(believed - generated, reserve.least_tokens)
-    growth = np.minimum(reserve.ratio * further, limit - generated)
+    expected = Remaining(
+        moment.beliefs.mu_N[samples],
+        moment.beliefs.sigma_N[samples],
+        generated.astype(np.float64),
+        np.full(len(samples), float(limit)),
+    ).expected_tokens()
+    further = reserve.ratio * np.maximum(expected, reserve.least_tokens)
+    growth = np.minimum(further, limit - generated)
     return np.asarray(states.context_tokens_N[samples] + growth)
 
 

@@ -11,7 +11,7 @@
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 
 import numpy as np
@@ -25,6 +25,7 @@ from placement.views import WidthDecision, WidthReason
 
 HALF_FROM_RATIO = 0.2
 STEPS_BETWEEN_RELEASES = 256
+_BLOCK = 16
 GROWTH_MARGIN = 1.12  # KV that what is left may still grow by before more of it has ended
 
 
@@ -94,22 +95,24 @@ def _to_least_loaded(
     ]
     heapq.heapify(most_room)
     bindings: list[tuple[int, WorkerId]] = []
-    most = int(there.free_slots_W.clip(min=0).sum())
-    head = queued[:most]
-    block = 256  # needs are looked up in blocks: mostly a few of a long queue are admitted
-    for start in range(0, len(head), block):
-        some = head[start : start + block]
-        for sample, need in zip(some.tolist(), admission.needs(moment, some).tolist(), strict=True):
-            if not most_room or not there.fits(most_room[0][1], need):
-                return bindings
-            position = most_room[0][1]
-            there.admit(position, need)
-            bindings.append((sample, moment.members[position]))
-            if there.free_slots_W[position] > 0:
-                heapq.heapreplace(most_room, (-float(there.free_tokens_W[position]), position))
-            else:
-                heapq.heappop(most_room)
+    for sample, need in _with_needs(moment, queued, admission):
+        if not most_room or not there.fits(most_room[0][1], need):
+            break
+        position = most_room[0][1]
+        there.admit(position, need)
+        bindings.append((sample, moment.members[position]))
+        if there.slots(position):
+            heapq.heapreplace(most_room, (-float(there.free_tokens_W[position]), position))
+        else:
+            heapq.heappop(most_room)
     return bindings
+
+
+def _with_needs(moment: Moment, queued: Ints, admission: Admission) -> Iterator[tuple[int, float]]:
+    """Waiting samples with their needs, foreseen in blocks: mostly a few of many are admitted."""
+    for start in range(0, len(queued), _BLOCK):
+        some = queued[start : start + _BLOCK]
+        yield from zip(some.tolist(), admission.needs(moment, some).tolist(), strict=True)
 
 
 def _to_pinned(
@@ -122,9 +125,7 @@ def _to_pinned(
     bindings = []
     for position, worker_id in enumerate(moment.members):
         own = by_worker[edges[position] : edges[position + 1]]
-        most = max(0, int(there.free_slots_W[position]))
-        for sample in own[:most].tolist():
-            need = float(admission.needs(moment, np.array([sample]))[0])
+        for sample, need in _with_needs(moment, own[: there.slots(position)], admission):
             if not there.fits(position, need):
                 break
             there.admit(position, need)

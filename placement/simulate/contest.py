@@ -8,6 +8,7 @@ from placement.dispatcher import Dispatcher, DispatchSettings
 from placement.horizon import GroupCosts
 from placement.planner import PlannerSettings, ReleasePlanner
 from placement.release import decide_width
+from placement.reserve import Reserve, ReserveTuner
 from placement.simulate.baselines import Baseline, HalfOnce, IdleRelease, Placement
 from placement.simulate.cluster import SimulatedCluster
 from placement.simulate.foresight import Foresight, PredictedLengths, TrueLengths
@@ -90,9 +91,11 @@ def costs_of(cluster: SimulatedCluster) -> GroupCosts:
 
 
 def _planned(entrant: Entrant, cluster: SimulatedCluster, settings: PlannerSettings) -> Policy:
-    costs = costs_of(cluster)
+    costs, tuner = costs_of(cluster), ReserveTuner(Reserve())
     return LivePolicy(
-        entrant, Dispatcher(DispatchSettings(), costs), ReleasePlanner(settings, costs)
+        entrant,
+        Dispatcher(DispatchSettings(), costs, tuner),
+        ReleasePlanner(settings, costs, tuner),
     )
 
 

@@ -31,7 +31,7 @@ class Beliefs:
     every token.
 
     Attributes:
-        believed_tokens_N: their means, cut at the limit.
+        mu_N, sigma_N: the same, as arrays.
         version: another one after each renewal.
     """
 
@@ -45,10 +45,7 @@ class Beliefs:
         running = self._states.running().tolist()
         self._foresight.refresh(running, self._states.generated_N)
         self.belief_N = self._foresight.beliefs()
-        mu, sigma = np.array([(belief.mu, belief.sigma) for belief in self.belief_N]).T
-        limit = self._states.workload.max_response_tokens
-        # Beyond the limit nothing counts, and the exponential of an unsure belief would overflow.
-        self.believed_tokens_N = np.exp(np.minimum(mu + sigma**2 / 2, np.log(limit)))
+        self.mu_N, self.sigma_N = np.array([(b.mu, b.sigma) for b in self.belief_N]).T
         self.version += 1
 
 
