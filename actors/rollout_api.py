@@ -220,6 +220,8 @@ class ServedModel:
     max_model_len: int
     exact: bool
     eos_token_ids: tuple[int, ...]
+    weight_version: str = "0"
+    """Of the weights that new samples are decoded with."""
 
 
 class CoordinatorPort(Protocol):

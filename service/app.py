@@ -28,12 +28,15 @@ from service.native import to_request
 from service.openai import openai_routes
 from service.openai_schemas import ChatBody, CompletionBody
 from service.schemas import RolloutAnswer, RolloutBody
+from service.server_info import server_info_routes
 from service.settings import ServiceSettings
+from service.sglang import sglang_routes
+from service.sglang_schemas import AbortBody, GenerateBody
 from service.stream import NDJSON, answer_json, answer_lines, answer_when_done
 
 TITLE = "FlexFloor"
 MAX_POLL_S = 60.0
-BODIES = (RolloutBody, CompletionBody, ChatBody)
+BODIES = (RolloutBody, CompletionBody, ChatBody, GenerateBody, AbortBody)
 """What routes read themselves, so that FastAPI cannot know of it."""
 
 
@@ -49,7 +52,8 @@ def create_app(
     intake = Intake(coordinator, settings, tokenizer)
     _add_rollout_routes(app, intake)
     _add_cluster_routes(app, coordinator)
-    app.include_router(openai_routes(intake))
+    for routes in (openai_routes, sglang_routes, server_info_routes):
+        app.include_router(routes(intake))
     return app
 
 

@@ -48,11 +48,13 @@ class Wanted:
     """How one prompt is to be answered, in the dialect's own values.
 
     Attributes:
-        max_tokens: None fills the context.
+        max_tokens: None takes ``default_tokens``, as far as there is room.
+        default_tokens: None fills the context.
         names: the dialect's names of the fields here, where they differ.
     """
 
     max_tokens: int | None
+    default_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -65,11 +67,12 @@ class Wanted:
 
     def sampling(self, prompt: tuple[int, ...], prompt_field: str, model: ServedModel) -> Sampling:
         """Raises: RequestError."""
-        room = model.max_model_len - len(prompt)
-        max_tokens = max(1, room) if self.max_tokens is None else self.max_tokens
-        check_length(len(prompt), max_tokens, prompt_field, model)
         stop_ids = tuple(self.stop_token_ids or ())
         check_vocabulary(stop_ids, self._name("stop_token_ids"), model)
+        room = model.max_model_len - len(prompt)
+        default_tokens = max(1, min(room, self.default_tokens or room))
+        max_tokens = default_tokens if self.max_tokens is None else self.max_tokens
+        check_length(len(prompt), max_tokens, prompt_field, model)
         return Sampling(
             max_tokens=max_tokens,
             temperature=1.0 if self.temperature is None else float(self.temperature),

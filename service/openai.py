@@ -13,7 +13,12 @@ from service.dialect import EVENT_STREAM, dialect_route, explained
 from service.generation import Generation, Wanted, make_generation
 from service.intake import Intake
 from service.openai_answers import ChatAnswer, CompletionAnswer, openai_error
-from service.openai_schemas import ChatBody, CompletionBody, OpenAIBody
+from service.openai_schemas import (
+    DEFAULT_COMPLETION_TOKENS,
+    ChatBody,
+    CompletionBody,
+    OpenAIBody,
+)
 
 REQUEST_ID_HEADER = "x-request-id"
 
@@ -117,9 +122,10 @@ def _render_chat(body: ChatBody, tokenizer: Tokenizer) -> str:
         ) from error
 
 
-def _wanted(body: OpenAIBody, max_tokens: int | None) -> Wanted:
+def _wanted(body: OpenAIBody, max_tokens: int | None, default_tokens: int | None = None) -> Wanted:
     return Wanted(
         max_tokens=max_tokens,
+        default_tokens=default_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
@@ -143,7 +149,7 @@ def _from_completion(
     check_counts(len(prompts), body.n or 1, intake.settings, prompts_field="prompt", n_field="n")
     return make_generation(
         [(prompt_ids(prompt, field, model, intake.tokenizer), field) for prompt, field in prompts],
-        [_wanted(body, body.max_tokens)] * len(prompts),
+        [_wanted(body, body.max_tokens, DEFAULT_COMPLETION_TOKENS)] * len(prompts),
         model,
         intake.tokenizer,
         n=body.n or 1,

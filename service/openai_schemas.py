@@ -11,6 +11,8 @@ from pydantic import Discriminator, Field, Tag
 from service.dialect import ANYTHING, DialectBody, TokenId
 from service.schemas import MAX_STOP_TOKEN_IDS, MAX_TOKENS_LIMIT
 
+DEFAULT_COMPLETION_TOKENS = 16
+
 _UNSERVED: dict[str, Any] = {
     "presence_penalty": (0, None),
     "frequency_penalty": (0, None),
@@ -111,7 +113,8 @@ class CompletionBody(OpenAIBody):
             custom_error_message="a prompt is a text, token ids, or a list of either",
         ),
     ]
-    max_tokens: int | None = Field(default=16, ge=1, le=MAX_TOKENS_LIMIT)
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS_LIMIT)
+    """Without it 16, or what the context has room for."""
     logprobs: int | None = Field(default=None, ge=0, le=0)
     """0 gives the logprob of each token. Those of tokens that were not chosen are not kept."""
     echo: bool | None = None

@@ -319,7 +319,12 @@ BAD: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "stop_token_ids[0]",
         "0 to 511",
     ),
-    "a prompt that is too long": (COMPLETIONS, {"prompt": [1] * 90}, "prompt", "takes 100"),
+    "a prompt that is too long": (
+        COMPLETIONS,
+        {"prompt": [1] * 90, "max_tokens": 11},
+        "prompt",
+        "takes 100",
+    ),
     "alternatives": (COMPLETIONS, {"prompt": "a", "logprobs": 5}, "logprobs", "got 5"),
     "prompt logprobs": (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 0}, "echo", ""),
     "a penalty": (

@@ -1,0 +1,96 @@
+"""How the SGLang dialect answers ``/generate``."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from placement.errors import FlexFloorError
+from placement.samples import FinishReason
+from service.dialect import event
+from service.responses import Portion, Responses
+from service.sglang_schemas import GenerateBody
+
+
+def sglang_error(error: FlexFloorError) -> dict[str, Any]:
+    kind = type(error).__name__
+    return {"error": {"message": str(error), "type": kind, "field": error.field}}
+
+
+@dataclass(slots=True)
+class _SoFar:
+    """A response as far as it has been told."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def add(self, portion: Portion) -> None:
+        self.text += portion.text
+        self.token_ids += portion.token_ids
+        self.logprobs += portion.logprobs
+
+
+class GenerateAnswer:
+    """Args:
+    is_list: the request had a list of prompts, so the answer is a list too.
+    """
+
+    def __init__(self, responses: Responses, body: GenerateBody, *, is_list: bool) -> None:
+        self._responses = responses
+        self._tokenizer = responses.tokenizer
+        self._body = body
+        self._request = responses.generation.rollout
+        self._is_list = is_list or self._request.num_samples > 1
+
+    async def whole(self) -> Any:
+        answers = []
+        for portion in await self._responses.whole():
+            so_far = _SoFar()
+            so_far.add(portion)
+            answers.append(self._answer(portion, so_far))
+        return answers if self._is_list else answers[0]
+
+    async def events(self) -> AsyncIterator[bytes]:
+        told: dict[int, _SoFar] = {}
+        async for portions in self._responses.portions():
+            for portion in portions:
+                so_far = told.setdefault(portion.index, _SoFar())
+                so_far.add(portion)
+                answer = self._answer(portion, so_far)
+                yield event(answer | {"index": portion.index} if self._is_list else answer)
+
+    def _answer(self, portion: Portion, so_far: _SoFar) -> dict[str, Any]:
+        rollout_id = self._request.rollout_id
+        meta: dict[str, Any] = {
+            "id": f"{rollout_id}_{portion.index}" if self._is_list else rollout_id,
+            "finish_reason": _finish_reason(portion, len(so_far.token_ids)),
+            "prompt_tokens": len(self._request.prompts[portion.prompt_index]),
+            "completion_tokens": len(so_far.token_ids),
+            "cached_tokens": 0,
+            "weight_version": portion.weight_version,
+        }
+        if self._body.return_logprob:
+            pairs = zip(so_far.logprobs, so_far.token_ids, strict=True)
+            meta["output_token_logprobs"] = [
+                (logprob, token_id, self._token_text(token_id)) for logprob, token_id in pairs
+            ]
+        return {"text": so_far.text, "output_ids": list(so_far.token_ids), "meta_info": meta}
+
+    def _token_text(self, token_id: int) -> str | None:
+        if self._tokenizer is None or not self._body.return_text_in_logprobs:
+            return None
+        return self._tokenizer.decode([token_id])
+
+
+def _finish_reason(portion: Portion, num_tokens: int) -> dict[str, Any] | None:
+    if portion.finish_reason is None:
+        return None
+    reason: dict[str, Any] = {"type": str(portion.finish_reason)}
+    if portion.finish_reason is FinishReason.STOP:
+        last = portion.token_ids[-1] if portion.token_ids else None
+        reason["matched"] = last if portion.stop_reason is None else portion.stop_reason
+    elif portion.finish_reason is FinishReason.LENGTH:
+        reason["length"] = num_tokens
+    elif portion.finish_reason is FinishReason.ABORT:
+        reason["message"] = "aborted"
+    return reason

@@ -1,0 +1,126 @@
+"""The SGLang dialect: what its clients send to ``/generate`` and ``/abort_request``."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Discriminator, Field, Tag
+
+from service.dialect import ANYTHING, DialectBody, TokenId
+from service.generation import Wanted
+from service.schemas import MAX_STOP_TOKEN_IDS, MAX_TOKENS_LIMIT, Body
+
+DEFAULT_NEW_TOKENS = 128
+
+
+class SamplingParams(DialectBody):
+    inside: ClassVar[str] = "sampling_params."
+    neutral: ClassVar[dict[str, Any]] = {
+        "min_p": (0, None),
+        "min_new_tokens": (0, None),
+        "frequency_penalty": (0, None),
+        "presence_penalty": (0, None),
+        "repetition_penalty": (1, None),
+        "spaces_between_special_tokens": (True, None),
+        "json_schema": (None,),
+        "regex": (None,),
+        "ebnf": (None,),
+        "structural_tag": (None,),
+        "stop_regex": (None, []),
+        "logit_bias": (None, {}),
+        "custom_params": (None, {}),
+        "stream_interval": ANYTHING,
+    }
+
+    max_new_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS_LIMIT)
+    """Without it 128, or what the context has room for."""
+    n: int = Field(default=1, ge=1)
+    temperature: float = Field(default=1.0, ge=0, le=100, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
+    top_k: int = Field(default=-1, ge=-1, lt=1 << 31)
+    """-1 and 0 keep every token."""
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    """Leave the stop string or token in the text."""
+    sampling_seed: int | None = Field(default=None, ge=0, lt=1 << 63)
+    """Of a list, the first prompt's counts; those of the others derive from it."""
+
+    def wanted(self, inside: str) -> Wanted:
+        return Wanted(
+            max_tokens=self.max_new_tokens,
+            default_tokens=DEFAULT_NEW_TOKENS,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            include_stop=self.no_stop_trim,
+            skip_special_tokens=self.skip_special_tokens,
+            names={name: f"{inside}.{name}" for name in ("stop", "stop_token_ids")},
+        )
+
+
+def _one_or_many(given: Any) -> str | None:
+    if isinstance(given, list):
+        return "(many)" if not given or not isinstance(given[0], int) else "(ids)"
+    return "(one)"
+
+
+class GenerateBody(DialectBody):
+    """One prompt, or a list of them; ``text`` or ``input_ids``."""
+
+    neutral: ClassVar[dict[str, Any]] = {
+        "image_data": (None, []),
+        "video_data": (None, []),
+        "audio_data": (None, []),
+        "input_embeds": (None,),
+        "top_logprobs_num": (0, None),
+        "token_ids_logprob": (None, []),
+        "lora_path": (None,),
+        "session_params": (None,),
+        "return_hidden_states": (False, None),
+        "return_routed_experts": (False, None),
+        "custom_logit_processor": (None,),
+        "log_metrics": ANYTHING,
+        "bootstrap_host": (None,),
+        "priority": (0, None),
+        # -1 asks for those of the response alone, which are what there is.
+        "logprob_start_len": (-1, None),
+    }
+
+    text: str | list[str] | None = None
+    input_ids: (
+        Annotated[
+            Annotated[list[TokenId], Tag("(ids)")] | Annotated[list[list[TokenId]], Tag("(many)")],
+            Discriminator(
+                _one_or_many,
+                custom_error_type="ids_kind",
+                custom_error_message="input_ids is a list of token ids, or a list of such lists",
+            ),
+        ]
+        | None
+    ) = None
+    sampling_params: (
+        Annotated[
+            Annotated[SamplingParams, Tag("(one)")]
+            | Annotated[list[SamplingParams], Tag("(many)")],
+            Discriminator(_one_or_many),
+        ]
+        | None
+    ) = None
+    """For all prompts, or a list with those of each; ``n`` and ``sampling_seed`` are of all."""
+    rid: str | None = None
+    """Names the request; of a list, ``meta_info.id`` adds the number. Repeated with the same
+    content, it joins the one that runs."""
+    return_logprob: bool | None = None
+    return_text_in_logprobs: bool | None = None
+    stream: bool | None = None
+
+
+class AbortBody(Body):
+    rid: str | None = None
+    abort_all: bool = False
+    abort_message: str | None = None
+    """Taken and not shown: the answers of aborted requests say that they were aborted."""
