@@ -47,12 +47,13 @@ async def test_each_worker_gets_a_lease_of_its_own(leases: RayLeases) -> None:
 async def test_a_full_cluster_grants_what_it_has_and_says_why(leases: RayLeases) -> None:
     said = FakeListener()
     started_s = time.monotonic()
-    granted = await leases.acquire(6, 1.5, said)
+    granted = await leases.acquire(6, 3.0, said)
     assert len(granted) == 4
-    assert 1.4 < time.monotonic() - started_s < 3
-    assert said[0].startswith("waiting for 2 of 6 leases of {'GPU': 1.0}: 4 slots on 1 node(s)")
-    assert "0 free" in said[0]
-    assert said[0].endswith("NO_RESOURCES for 2")
+    assert 2.9 < time.monotonic() - started_s < 6
+    last = said[-1]  # on a busy machine it looks before the first is granted, too
+    assert last.startswith("waiting for 2 of 6 leases of {'GPU': 1.0}: 4 slots on 1 node(s)")
+    assert "0 free" in last
+    assert last.endswith("NO_RESOURCES for 2")
 
 
 async def test_requests_that_wait_are_cancelled_at_the_bound(

@@ -21,7 +21,7 @@ from tests.cluster.real_runtime import (
     until,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 TRIES = 3
 
