@@ -10,6 +10,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 
 from actors.rollout_api import (
     CoordinatorPort,
@@ -33,10 +34,20 @@ from service.settings import ServiceSettings
 from service.sglang import sglang_routes
 from service.sglang_schemas import AbortBody, GenerateBody
 from service.stream import NDJSON, answer_json, answer_lines, answer_when_done
+from service.vllm import vllm_routes
+from service.vllm_schemas import AbortRequestsBody, TokensBody
 
 TITLE = "FlexFloor"
 MAX_POLL_S = 60.0
-BODIES = (RolloutBody, CompletionBody, ChatBody, GenerateBody, AbortBody)
+BODIES: tuple[type[BaseModel], ...] = (
+    RolloutBody,
+    CompletionBody,
+    ChatBody,
+    GenerateBody,
+    AbortBody,
+    TokensBody,
+    AbortRequestsBody,
+)
 """What routes read themselves, so that FastAPI cannot know of it."""
 
 
@@ -52,7 +63,7 @@ def create_app(
     intake = Intake(coordinator, settings, tokenizer)
     _add_rollout_routes(app, intake)
     _add_cluster_routes(app, coordinator)
-    for routes in (openai_routes, sglang_routes, server_info_routes):
+    for routes in (openai_routes, sglang_routes, vllm_routes, server_info_routes):
         app.include_router(routes(intake))
     return app
 

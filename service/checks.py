@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from actors.rollout_api import ServedModel
-from placement.errors import RequestError
+from placement.errors import RequestError, UnknownIdError
 from service.settings import ServiceSettings
 
 
@@ -24,6 +24,12 @@ class Tokenizer(Protocol):
     ) -> str:
         """The text of the prompt, while ``tokenize`` is False."""
         ...
+
+
+def check_model(name: str | None, model: ServedModel) -> None:
+    """Raises: UnknownIdError, unless it is the served one or none is named."""
+    if name is not None and name != model.path:
+        raise UnknownIdError(f"the model {name!r} is not served; {model.path!r} is", field="model")
 
 
 def need_tokenizer(tokenizer: Tokenizer | None, field: str, model: ServedModel) -> Tokenizer:

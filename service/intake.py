@@ -5,6 +5,8 @@ import asyncio
 from collections.abc import Callable
 
 from actors.rollout_api import CoordinatorPort, ServedModel
+from placement.errors import UnknownIdError
+from placement.ids import RolloutId
 from service.checks import Tokenizer
 from service.following import FollowedRollouts
 from service.generation import Generation
@@ -55,8 +57,15 @@ class Intake:
         )
         return Responses(generation, following, self.tokenizer)
 
+    async def abort_if_known(self, rollout_id: RolloutId) -> None:
+        """End a rollout; one that is not known has ended."""
+        try:
+            await self.coordinator.abort(rollout_id)
+        except UnknownIdError:
+            return
+
     async def abort_all(self) -> int:
         """End every open rollout; returns how many there were."""
         rollouts = await self.coordinator.open_rollouts()
-        await asyncio.gather(*(self.coordinator.abort(r.rollout_id) for r in rollouts))
+        await asyncio.gather(*(self.abort_if_known(r.rollout_id) for r in rollouts))
         return len(rollouts)

@@ -5,9 +5,9 @@ from fastapi.responses import JSONResponse, Response
 from jinja2 import TemplateError
 
 from actors.rollout_api import ServedModel
-from placement.errors import RequestError, UnknownIdError
+from placement.errors import RequestError
 from service.body import openapi_body, read_body
-from service.checks import Tokenizer, check_counts, need_tokenizer, prompt_ids
+from service.checks import Tokenizer, check_counts, check_model, need_tokenizer, prompt_ids
 from service.delivery import FollowedStream, answer_whole
 from service.dialect import EVENT_STREAM, dialect_route, explained
 from service.generation import Generation, Wanted, make_generation
@@ -101,13 +101,6 @@ def _check_stream_options(body: OpenAIBody) -> None:
         raise RequestError("needs stream to be true", field="stream_options")
 
 
-def _check_model(body: OpenAIBody, model: ServedModel) -> None:
-    if body.model is not None and body.model != model.path:
-        raise UnknownIdError(
-            f"the model {body.model!r} is not served; {model.path!r} is", field="model"
-        )
-
-
 def _render_chat(body: ChatBody, tokenizer: Tokenizer) -> str:
     """Raises: RequestError, with what the checkpoint's template says."""
     try:
@@ -140,7 +133,7 @@ def _wanted(body: OpenAIBody, max_tokens: int | None, default_tokens: int | None
 def _from_completion(
     body: CompletionBody, request_id: str | None, model: ServedModel, intake: Intake
 ) -> Generation:
-    _check_model(body, model)
+    check_model(body.model, model)
     if body.echo and body.logprobs is not None:
         raise RequestError(
             "cannot be combined with logprobs: those of the prompt are not computed", field="echo"
@@ -174,7 +167,7 @@ def _named_prompts(body: CompletionBody) -> list[tuple[str | list[int], str]]:
 def _from_chat(
     body: ChatBody, request_id: str | None, model: ServedModel, intake: Intake
 ) -> Generation:
-    _check_model(body, model)
+    check_model(body.model, model)
     check_counts(1, body.n or 1, intake.settings, prompts_field="messages", n_field="n")
     tokenizer = need_tokenizer(intake.tokenizer, "messages", model)
     text = _render_chat(body, tokenizer)

@@ -31,6 +31,35 @@ def clamped(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
+def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def token_text(token_id: int, tokenizer: Tokenizer | None, *, as_id: bool) -> str:
+    if as_id or tokenizer is None:
+        return f"token_id:{token_id}"
+    return tokenizer.decode([token_id])
+
+
+def chat_logprobs(portion: Portion, tokenizer: Tokenizer | None, *, as_ids: bool) -> dict[str, Any]:
+    content = []
+    for token_id, logprob in zip(portion.token_ids, portion.logprobs, strict=True):
+        token = token_text(token_id, tokenizer, as_id=as_ids)
+        content.append(
+            {
+                "token": token,
+                "logprob": clamped(logprob),
+                "bytes": list(token.encode()),
+                "top_logprobs": [],
+            }
+        )
+    return {"content": content}
+
+
 class _Answer(ABC):
     """What both kinds of completion have in common."""
 
@@ -91,12 +120,7 @@ class _Answer(ABC):
         }
 
     def _usage(self) -> dict[str, int]:
-        prompt_tokens = self._responses.generation.prompt_tokens
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": self._completion_tokens,
-            "total_tokens": prompt_tokens + self._completion_tokens,
-        }
+        return usage_of(self._responses.generation.prompt_tokens, self._completion_tokens)
 
     def _ending(self, portion: Portion) -> dict[str, Any]:
         return {
@@ -111,12 +135,6 @@ class _Answer(ABC):
         prompt = self._responses.generation.rollout.prompts[portion.prompt_index]
         ids: dict[str, Any] = {"token_ids": portion.token_ids}
         return ids if portion.start else ids | {"prompt_token_ids": prompt}
-
-
-def token_text(token_id: int, tokenizer: Tokenizer | None, as_id: bool | None) -> str:
-    if as_id or tokenizer is None:
-        return f"token_id:{token_id}"
-    return tokenizer.decode([token_id])
 
 
 class CompletionAnswer(_Answer):
@@ -151,8 +169,8 @@ class CompletionAnswer(_Answer):
     def _logprobs(self, portion: Portion) -> dict[str, Any] | None:
         if self._body.logprobs is None:
             return None
-        as_ids = self._body.return_tokens_as_token_ids
-        tokens = [token_text(token, self._tokenizer, as_ids) for token in portion.token_ids]
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        tokens = [token_text(token, self._tokenizer, as_id=as_ids) for token in portion.token_ids]
         offsets = []
         chars = self._text_chars.get(portion.index, 0)
         for token in tokens:
@@ -203,16 +221,5 @@ class ChatAnswer(_Answer):
     def _logprobs(self, portion: Portion) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
-        as_ids = self._body.return_tokens_as_token_ids
-        content = []
-        for token_id, logprob in zip(portion.token_ids, portion.logprobs, strict=True):
-            token = token_text(token_id, self._tokenizer, as_ids)
-            content.append(
-                {
-                    "token": token,
-                    "logprob": clamped(logprob),
-                    "bytes": list(token.encode()),
-                    "top_logprobs": [],
-                }
-            )
-        return {"content": content}
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        return chat_logprobs(portion, self._tokenizer, as_ids=as_ids)

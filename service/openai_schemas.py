@@ -13,22 +13,27 @@ from service.schemas import MAX_STOP_TOKEN_IDS, MAX_TOKENS_LIMIT
 
 DEFAULT_COMPLETION_TOKENS = 16
 
-_UNSERVED: dict[str, Any] = {
+SAMPLING_NEUTRAL: dict[str, Any] = {
     "presence_penalty": (0, None),
     "frequency_penalty": (0, None),
     "repetition_penalty": (1, None),
-    "length_penalty": (1, None),
     "min_p": (0, None),
     "min_tokens": (0, None),
     "logit_bias": (None, {}),
     "bad_words": (None, []),
     "allowed_token_ids": (None, []),
     "prompt_logprobs": (None,),
+    "structured_outputs": (None,),
+    "spaces_between_special_tokens": (True, None),
+}
+"""Ways to draw tokens that vLLM has and this service has not."""
+
+_NEUTRAL: dict[str, Any] = {
+    **SAMPLING_NEUTRAL,
+    "length_penalty": (1, None),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (False, None),
-    "spaces_between_special_tokens": (True, None),
     "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
     "priority": (0, None),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
@@ -96,7 +101,7 @@ def _prompt_kind(prompt: Any) -> str | None:
 
 class CompletionBody(OpenAIBody):
     neutral: ClassVar[dict[str, Any]] = {
-        **_UNSERVED,
+        **_NEUTRAL,
         "best_of": (None, 1),
         "suffix": (None, ""),
         "add_special_tokens": (True, None),
@@ -146,7 +151,7 @@ class Message(DialectBody):
 
 class ChatBody(OpenAIBody):
     neutral: ClassVar[dict[str, Any]] = {
-        **_UNSERVED,
+        **_NEUTRAL,
         "top_logprobs": (0, None),
         "tools": (None, []),
         "tool_choice": (None, "none", "auto"),

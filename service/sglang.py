@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from actors.rollout_api import ServedModel
-from placement.errors import RequestError, UnknownIdError
+from placement.errors import RequestError
 from placement.ids import RolloutId
 from service.body import openapi_body, read_body
 from service.checks import check_counts, prompt_ids
@@ -53,7 +53,7 @@ def sglang_routes(intake: Intake) -> APIRouter:
         elif not body.rid:
             raise RequestError("is missing; name a request, or set abort_all", field="rid")
         else:
-            await _abort_if_known(intake, RolloutId(body.rid))
+            await intake.abort_if_known(RolloutId(body.rid))
         return JSONResponse({"success": True})
 
     @router.get("/v1/loads")
@@ -106,13 +106,6 @@ def sglang_routes(intake: Intake) -> APIRouter:
         return JSONResponse({"weight_version": model.weight_version})
 
     return router
-
-
-async def _abort_if_known(intake: Intake, rollout_id: RolloutId) -> None:
-    try:
-        await intake.coordinator.abort(rollout_id)
-    except UnknownIdError:
-        return
 
 
 def _is_list(body: GenerateBody) -> bool:

@@ -1,0 +1,78 @@
+"""How the vLLM dialect answers ``/inference/v1/generate``."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from service.dialect import event
+from service.openai_answers import chat_logprobs, clamped, usage_of
+from service.responses import Portion, Responses
+from service.vllm_schemas import TokensBody
+
+
+class TokensAnswer:
+    def __init__(self, responses: Responses, model: str, body: TokensBody) -> None:
+        self._responses = responses
+        self._model = model
+        self._body = body
+        self._completion_tokens = 0
+
+    async def whole(self) -> dict[str, Any]:
+        portions = await self._responses.whole()
+        self._completion_tokens = sum(len(portion.token_ids) for portion in portions)
+        choices = [self._choice(portion, len(portion.token_ids)) for portion in portions]
+        return {
+            **self._object(choices),
+            "created": int(self._responses.following.status.accepted_at),
+            "model": self._model,
+            "usage": self._usage(),
+            "prompt_token_ids": self._prompt() if self._body.return_token_ids else None,
+        }
+
+    async def events(self) -> AsyncIterator[bytes]:
+        prompt = {"prompt_token_ids": self._prompt()} if self._body.return_token_ids else {}
+        async for portions in self._responses.portions():
+            for portion in portions:
+                self._completion_tokens += len(portion.token_ids)
+                total = portion.start + len(portion.token_ids)
+                yield event(self._object([self._choice(portion, total)]) | prompt)
+                prompt = {}  # the first event alone has it
+        options = self._body.stream_options
+        if options is not None and options.include_usage:
+            yield event(self._object([]) | {"usage": self._usage()})
+
+    def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "request_id": self._responses.following.status.rollout_id,
+            "output_mode": self._body.output_mode,
+            "choices": choices,
+        }
+
+    def _prompt(self) -> tuple[int, ...]:
+        return self._responses.generation.rollout.prompts[0]
+
+    def _usage(self) -> dict[str, int]:
+        return usage_of(self._responses.generation.prompt_tokens, self._completion_tokens)
+
+    def _choice(self, portion: Portion, total_tokens: int) -> dict[str, Any]:
+        """``total_tokens``: of the response, this portion included."""
+        span = {"version": portion.weight_version, "start": 0, "end": total_tokens}
+        choice = {
+            "index": portion.index,
+            "finish_reason": portion.finish_reason,
+            "stop_reason": portion.stop_reason,
+            "token_ids": portion.token_ids,
+            "logprobs": self._logprobs(portion),
+            "weight_versions": None if portion.finish_reason is None else [span],
+        }
+        return choice | {"text": portion.text} if self._body.output_mode == "text" else choice
+
+    def _logprobs(self, portion: Portion) -> dict[str, Any] | None:
+        if self._body.sampling_params.logprobs is None:
+            return None
+        if self._body.output_mode == "text":
+            return chat_logprobs(portion, self._responses.tokenizer, as_ids=False)
+        content = []
+        for token_id, logprob in zip(portion.token_ids, portion.logprobs, strict=True):
+            drawn = {"token_id": token_id, "logprob": clamped(logprob), "rank": None}
+            content.append(drawn | {"top_logprobs": [drawn]})
+        return {"content": content}

@@ -1,0 +1,89 @@
+"""The vLLM dialect: what clients of its token-in, token-out server send (vLLM 0.32)."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from service.dialect import ANYTHING, DialectBody, TokenId
+from service.generation import Wanted
+from service.openai_schemas import SAMPLING_NEUTRAL, StreamOptions
+from service.schemas import MAX_STOP_TOKEN_IDS, MAX_TOKENS_LIMIT, Body
+
+
+class SamplingParams(DialectBody):
+    inside: ClassVar[str] = "sampling_params."
+    neutral: ClassVar[dict[str, Any]] = {
+        **SAMPLING_NEUTRAL,
+        "detokenize": ANYTHING,  # output_mode says whether text is wanted
+        "output_kind": ANYTHING,  # and stream, how it is told
+        "stream_interval": ANYTHING,
+        "flat_logprobs": (False, None),
+        "logprob_token_ids": (None,),
+        "skip_reading_prefix_cache": ANYTHING,
+        "extra_args": (None, {}),
+    }
+
+    n: int = Field(default=1, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS_LIMIT)
+    """Without it, a response may fill the context."""
+    temperature: float = Field(default=1.0, ge=0, le=100, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=-1, lt=1 << 31)
+    seed: int | None = Field(default=None, ge=0, lt=1 << 63)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = Field(default=None, ge=0, le=1)
+    """0 and 1 give the logprob of each token. Those of tokens that were not chosen are not
+    kept."""
+
+
+class TokensBody(DialectBody):
+    """A prompt of token ids, to be answered with token ids."""
+
+    neutral: ClassVar[dict[str, Any]] = {
+        "features": (None,),
+        "content_parts": (None, []),
+        "token_offsets": ANYTHING,
+        "reasoning_ended": (None,),
+        "reasoning_parser_kwargs": (None,),
+        "priority": (0, None),
+        "kv_transfer_params": (None,),
+        "ec_transfer_params": (None,),
+        # Samples share no cache that a salt could keep apart.
+        "cache_salt": ANYTHING,
+    }
+
+    token_ids: list[TokenId]
+    sampling_params: SamplingParams = SamplingParams()
+    model: str | None = None
+    request_id: str | None = None
+    """Names the request. Repeated with the same content, it joins the one that runs."""
+    return_token_ids: bool | None = None
+    """Send the prompt's token ids back."""
+    output_mode: Literal["tokens", "text"] = "tokens"
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def wanted(self) -> Wanted:
+        params = self.sampling_params
+        names = ("stop", "stop_token_ids")
+        return Wanted(
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            stop=params.stop,
+            stop_token_ids=params.stop_token_ids,
+            ignore_eos=params.ignore_eos,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            names={name: f"sampling_params.{name}" for name in names},
+        )
+
+
+class AbortRequestsBody(Body):
+    request_ids: list[str] | None = None
+    """Without any, all requests."""
