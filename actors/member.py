@@ -50,6 +50,7 @@ from actors.protocol import (
     WorkerReport,
     WorkerSpec,
 )
+from actors.sample_kv import KvBySample, SampleKv
 from actors.step_record import StepRecord
 from placement.errors import FlexFloorError, MembershipError, RequestError
 from placement.ids import Generation, SampleId, WorkerId
@@ -186,11 +187,13 @@ class Member:
 
     # -------------------------------------------------------------------------- samples
 
-    def submit(self, samples: list[Sample]) -> None:
+    def submit(self, samples: list[Sample], kv: KvBySample | None = None) -> None:
+        """``kv``: what has been computed elsewhere for some of them; see ``fetch_kv``."""
+
         def add_all() -> None:
             for sample in samples:
                 try:
-                    self._engine.add(sample)
+                    self._engine.add(sample, (kv or {}).get(sample.sample_id))
                 except RequestError as error:
                     self._outbox.put(
                         Tokens(
@@ -212,6 +215,17 @@ class Member:
                     self._outbox.put(Evicted(sample_id))
 
         self._jobs.post(evict_all)
+
+    def fetch_kv(self, sample_ids: list[SampleId]) -> dict[SampleId, SampleKv]:
+        """The KV of samples that went when this worker began to stand by. Each can be fetched
+        once, until the worker leaves or returns to its group; those that cannot are left out.
+        """
+
+        def export_all() -> dict[SampleId, SampleKv]:
+            exported = {sample_id: self._engine.export_kv(sample_id) for sample_id in sample_ids}
+            return {sample_id: kv for sample_id, kv in exported.items() if kv is not None}
+
+        return self._jobs.do(export_all)
 
     def collect(self, acknowledged: int, wait_s: float) -> WorkerReport:
         cursor, events = self._outbox.collect(acknowledged, wait_s)
@@ -324,8 +338,7 @@ class Member:
         start = time.monotonic()
         if prepared.groups is None:
             for sample_id in self._engine.running_ids():
-                self._engine.evict(sample_id)
-                self._outbox.put(Evicted(sample_id))
+                self._outbox.put(Evicted(sample_id, self._engine.hold(sample_id)))
             self._undo = _Undo(
                 prepared,
                 self._groups,
@@ -398,6 +411,7 @@ class Member:
             self._groups = undo.groups
         if undo.prepared.transport is not None:
             undo.prepared.transport.close()
+        self._engine.drop_held()
         resubmitted = self._engine.resubmit_all() if resubmit else 0
         self._restore_experts(undo.prepared)
         self._set_state(State.DECODING)
@@ -462,7 +476,11 @@ class Member:
         made = self._engine.step()
         end = time.monotonic()
         self._step_record.step(
-            start, end, made_tokens=bool(made), unfinished=self._engine.has_unfinished()
+            start,
+            end,
+            made_tokens=bool(made),
+            unfinished=self._engine.has_unfinished(),
+            prefilled_tokens=self._engine.prefilled_tokens,
         )
         for tokens in made:
             self._outbox.put(tokens)

@@ -117,9 +117,13 @@ class Evicted:
     """The worker let go of an unfinished sample (it leaves, or was told to cancel).
 
     All of the sample's tokens are in events before this one.
+
+    Attributes:
+        kv_tokens: the KV of so many of its tokens can still be fetched, until the worker leaves.
     """
 
     sample_id: SampleId
+    kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,7 @@ WorkerEvent = Tokens | Evicted | Switched | RolledBack | Broken
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """Cumulative, except the last four.
+    """Cumulative, except from ``last_step_age_s`` to ``recent_step_end_at``.
 
     Attributes:
         steps: lockstep steps made (idle beats do not count).
@@ -172,6 +176,11 @@ class StepStats:
             while it had unfinished samples.
         recent_step_s: the last steps' seconds, newest last (bounded).
         recent_step_end_at: the worker's wall clock at the end of each of them.
+        prefilled_tokens: tokens whose KV was computed before a sample's next token.
+        prefill_s: seconds that this added to the steps, beside what they usually take.
+        copied_kv_bytes: KV that came with moved samples.
+        copied_kv_s: seconds that filling it in took.
+        refused_kv: samples whose KV came with them, did not fit and was recomputed.
     """
 
     steps: int
@@ -183,6 +192,11 @@ class StepStats:
     max_token_gap_s: float
     recent_step_s: tuple[float, ...]
     recent_step_end_at: tuple[float, ...] = ()
+    prefilled_tokens: int = 0
+    prefill_s: float = 0.0
+    copied_kv_bytes: int = 0
+    copied_kv_s: float = 0.0
+    refused_kv: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 Written by the decode thread, read by any.
 """
 
+import statistics
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -26,14 +27,32 @@ class StepRecord:
         self._step_s_sum = 0.0
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
         """Seconds, and the wall clock at the end, of each."""
+        self._usual_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        """Seconds of steps without a prefill of ours."""
+        self._prefilled_tokens = 0
+        self._prefill_s = 0.0
         self._last_token_s: float | None = None
         self._max_token_gap_s = 0.0
 
     def idle_beat(self) -> None:
         self.last_end_s = time.monotonic()
 
-    def step(self, start_s: float, end_s: float, *, made_tokens: bool, unfinished: bool) -> None:
+    def step(
+        self,
+        start_s: float,
+        end_s: float,
+        *,
+        made_tokens: bool,
+        unfinished: bool,
+        prefilled_tokens: int = 0,
+    ) -> None:
         """A step was made, between two readings of the monotonic clock."""
+        if prefilled_tokens:
+            usual_s = statistics.median(self._usual_s) if self._usual_s else 0.0
+            self._prefilled_tokens += prefilled_tokens
+            self._prefill_s += max(0.0, end_s - start_s - usual_s)
+        else:
+            self._usual_s.append(end_s - start_s)
         self._steps += 1
         self._step_s_sum += end_s - start_s
         self._recent.append((end_s - start_s, time.time()))
@@ -49,6 +68,7 @@ class StepRecord:
         """Everything so far; the longest gap starts anew."""
         gap_s, self._max_token_gap_s = self._max_token_gap_s, 0.0
         recent = tuple(self._recent)
+        copied_bytes, copied_s = engine.copied_kv
         return StepStats(
             steps=self._steps,
             step_s_sum=self._step_s_sum,
@@ -59,4 +79,9 @@ class StepRecord:
             max_token_gap_s=gap_s,
             recent_step_s=tuple(seconds for seconds, _ in recent),
             recent_step_end_at=tuple(end_at for _, end_at in recent),
+            prefilled_tokens=self._prefilled_tokens,
+            prefill_s=self._prefill_s,
+            copied_kv_bytes=copied_bytes,
+            copied_kv_s=copied_s,
+            refused_kv=engine.refused_kv,
         )

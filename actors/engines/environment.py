@@ -4,6 +4,7 @@ Imports nothing of vLLM.
 """
 
 import os
+from typing import Any
 
 CPU_ENVIRONMENT = {
     # One thread per worker: workers that share cores only disturb each other with more.
@@ -20,13 +21,18 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-FIXED_ENGINE_ARGS = {
+FIXED_ENGINE_ARGS: dict[str, Any] = {
     "enforce_eager": True,  # no captured graphs: a change of membership swaps tensors
     "enable_expert_parallel": True,
     "distributed_executor_backend": "uni",
     "async_scheduling": False,
     "enable_prefix_caching": False,  # cached blocks could not move when the pool is resized
     "all2all_backend": "allgather_reducescatter",  # any expert map, uneven ones included
+    "kv_transfer_config": {  # takes KV that another worker computed; see kv_copy
+        "kv_connector": "SampleKvConnector",
+        "kv_connector_module_path": "actors.engines.kv_copy",
+        "kv_role": "kv_consumer",  # what others want is read between steps, not sent by them
+    },
     "logprobs_mode": "processed_logprobs",
     "skip_tokenizer_init": True,
     "seed": 0,

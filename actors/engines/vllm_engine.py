@@ -17,6 +17,7 @@ from actors.engines import vllm_private as private
 from actors.engines.exactness import ensure_exact
 from actors.groups import GenerationGroups
 from actors.protocol import ModelFacts, Tokens, WorkerSpec
+from actors.sample_kv import SampleKv
 from placement.errors import ConfigError, MembershipError, ModelRefusedError, RequestError
 from placement.experts import initial_owners
 from placement.ids import SampleId, WorkerId
@@ -39,6 +40,10 @@ class Engine:
     Args:
         spec: what to build.
         groups: groups of the right size without peers; ``enter`` brings real ones.
+
+    Attributes:
+        prefilled_tokens: tokens whose KV the last step computed before samples' next tokens.
+        refused_kv: samples so far whose KV came with them and did not fit; it was recomputed.
 
     Raises:
         ModelRefusedError, ConfigError: the model, the mode or the memory does not work.
@@ -72,6 +77,11 @@ class Engine:
         self._budget_bytes = spec.kv_memory_bytes + share * self._experts.expert_bytes
         self._slot_of = {e: i for i, e in enumerate(self._experts.initial_experts)}
         self._running: dict[str, _Running] = {}
+        self._held: dict[str, _Running] = {}
+        self._prefilling: dict[str, int] = {}
+        """Sample -> tokens of its context whose KV is there, until its next token is made."""
+        self.prefilled_tokens = 0
+        self.refused_kv = 0
         self._eos = private.eos_token_ids(self._hosted.config)
         self.coordinators = self._hosted.coordinators
         self.placement = _linear_placement(num_experts, spec.members)
@@ -113,6 +123,11 @@ class Engine:
         return self._kv.used_blocks * self._kv.block_tokens
 
     @property
+    def copied_kv(self) -> tuple[int, float]:
+        """Bytes of KV that came with samples, and the seconds that filling them in took."""
+        return self._kv.copied
+
+    @property
     def held_experts(self) -> tuple[int, ...]:
         return tuple(sorted(self._slot_of))
 
@@ -122,8 +137,11 @@ class Engine:
 
     # ----------------------------------------------------------------------------- samples
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: Sample, kv: SampleKv | None = None) -> None:
         """Take a sample; it decodes from the next step on.
+
+        ``kv`` is what another worker has computed for it: only the tokens beyond are computed
+        here. KV that is not this sample's or has other blocks is not used.
 
         Raises:
             RequestError: the engine cannot decode this sample.
@@ -151,15 +169,48 @@ class Engine:
         stop_ids = list(sample.sampling.stop_token_ids)
         if not sample.sampling.ignore_eos:
             stop_ids += self._eos
+        if kv is not None and not (kv.is_of(sample) and kv.block_layout == self._kv.layout):
+            self.refused_kv += 1
+            kv = None
+        if kv is not None:
+            self._kv.offer(sample.sample_id, kv)
         private.add_request(self._hosted, sample.sample_id, sample, limit - done, stop_ids)
         self._running[sample.sample_id] = _Running(sample, list(sample.generated_ids))
+        self._prefilling[sample.sample_id] = kv.num_tokens if kv is not None else 0
 
     def evict(self, sample_id: SampleId) -> bool:
         """Let go of a sample and its KV. False if it is not running (any more)."""
         if self._running.pop(sample_id, None) is None:
             return False
-        private.drop_request(self._hosted, sample_id)
+        self._drop(sample_id)
         return True
+
+    def _drop(self, sample_id: str) -> None:
+        self._prefilling.pop(sample_id, None)
+        private.drop_request(self._hosted, sample_id)
+
+    def hold(self, sample_id: SampleId) -> int:
+        """Let go of a running sample but keep its KV where it is, for ``export_kv``; returns of
+        how many tokens. Only for an engine that makes no steps until ``drop_held``."""
+        self._held[sample_id] = self._running.pop(sample_id)
+        return private.computed_tokens(self._hosted, sample_id)
+
+    def export_kv(self, sample_id: SampleId) -> SampleKv | None:
+        """The KV of a held sample, which is dropped with that. None: it is not held, or nothing
+        was computed yet."""
+        held = self._held.pop(sample_id, None)
+        if held is None:
+            return None
+        kv = None
+        if private.computed_tokens(self._hosted, sample_id):
+            kv = self._kv.read(sample_id, held.sample.continued(tuple(held.token_ids)))
+        self._drop(sample_id)
+        return kv
+
+    def drop_held(self) -> None:
+        """Whoever wanted held KV has it, or never will."""
+        while self._held:
+            self._drop(self._held.popitem()[0])
 
     def running_ids(self) -> list[SampleId]:
         return [SampleId(i) for i in self._running]
@@ -170,7 +221,9 @@ class Engine:
     def step(self) -> list[Tokens]:
         """One forward with the group; the new tokens of each sample."""
         made = []
-        for out in private.step(self._hosted):
+        outputs = private.step(self._hosted)
+        self._count_prefilled({out.request_id for out in outputs})
+        for out in outputs:
             running = self._running.get(out.request_id)
             if running is None:  # evicted between schedule and output
                 continue
@@ -189,6 +242,17 @@ class Engine:
                 Tokens(SampleId(out.request_id), start, out.token_ids, out.logprobs, finish)
             )
         return made
+
+    def _count_prefilled(self, made_tokens: set[str]) -> None:
+        self.prefilled_tokens = 0
+        for sample_id, known in list(self._prefilling.items()):
+            if sample_id in made_tokens:
+                del self._prefilling[sample_id]
+                # The last token of a context is a step of decoding, with or without the rest.
+                now = self._running[sample_id].sample.context_tokens - 1
+            else:
+                now = self._prefilling[sample_id] = private.computed_tokens(self._hosted, sample_id)
+            self.prefilled_tokens += max(0, now - known)
 
     def resubmit_all(self) -> int:
         """Recompute every unfinished sample: a step broke half-way and left no sound state."""

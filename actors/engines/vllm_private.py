@@ -19,9 +19,10 @@ import torch.distributed as dist
 import vllm
 import vllm.model_executor.layers.utils as linear_layers
 from vllm import SamplingParams
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.fused_moe.config import FusedMoEParallelConfig
@@ -43,8 +44,10 @@ from vllm.v1.worker import gpu_worker
 from actors.engines.environment import FIXED_ENGINE_ARGS
 from actors.engines.exact_combine import exact_experts
 from actors.engines.kernel_probe import Kernel, Piece
+from actors.engines.kv_copy import SampleKvConnector, attention_caches, block_layout, read_blocks
 from actors.engines.sampling_noise import draw, noise_key
 from actors.groups import GenerationGroups, imagine_group
+from actors.sample_kv import SampleKv
 from placement.errors import ModelRefusedError
 from placement.ids import WorkerId
 from placement.samples import FinishReason, Sample
@@ -247,7 +250,10 @@ def host_engine(
     built = _hook_group_creation(groups, worker_id)
     try:
         config = EngineArgs(
-            **FIXED_ENGINE_ARGS,
+            **{
+                **FIXED_ENGINE_ARGS,
+                "kv_transfer_config": KVTransferConfig(**FIXED_ENGINE_ARGS["kv_transfer_config"]),
+            },
             moe_backend="auto" if runs_on_cpu() else "triton",
             **engine_args,
         ).create_engine_config()
@@ -319,6 +325,12 @@ def add_request(
 def drop_request(engine: HostedEngine, request_id: str) -> None:
     engine.core.abort_requests([request_id])
     engine.sample_seeds.pop(request_id, None)
+
+
+def computed_tokens(engine: HostedEngine, request_id: str) -> int:
+    """Of how many tokens of a request the engine has the KV; 0 if it does not have it."""
+    request = engine.core.scheduler.requests.get(request_id)
+    return int(request.num_computed_tokens) if request is not None else 0
 
 
 def has_unfinished(engine: HostedEngine) -> bool:
@@ -626,6 +638,8 @@ class KvPool:
         self._engine = engine
         self._pool = engine.core.scheduler.kv_cache_manager.block_pool
         self._layers = engine.config.compilation_config.static_forward_context
+        self._scheduler_side: SampleKvConnector = engine.core.scheduler.get_kv_connector()
+        self._runner_side: SampleKvConnector = get_kv_transfer_group()
         caches = engine.runner.kv_caches
         if any(c.shape[0] != self.num_blocks or c.stride(0) != max(c.stride()) for c in caches):
             raise ModelRefusedError(
@@ -673,6 +687,26 @@ class KvPool:
         self._engine.config.cache_config.num_gpu_blocks = num_blocks
         self._engine.runner.kv_cache_config.num_blocks = num_blocks
         scheduler.kv_cache_config.num_blocks = num_blocks
+
+    @property
+    def layout(self) -> tuple[tuple[str, str], ...]:
+        return block_layout(attention_caches(self._layers))
+
+    def read(self, request_id: str, sample: Sample) -> SampleKv:
+        """The KV of a request, copied to host memory. It must have computed tokens."""
+        num_tokens = computed_tokens(self._engine, request_id)
+        (held,) = self._engine.core.scheduler.kv_cache_manager.get_block_ids(request_id)
+        block_ids = held[: -(-num_tokens // self.block_tokens)]
+        return read_blocks(attention_caches(self._layers), block_ids, sample, num_tokens)
+
+    def offer(self, request_id: str, kv: SampleKv) -> None:
+        """A request that is about to be added begins with ``kv``, of the same ``layout``."""
+        self._scheduler_side.offer(request_id, kv)
+
+    @property
+    def copied(self) -> tuple[int, float]:
+        """Bytes that ``offer`` has brought into the pool, and the seconds it took."""
+        return self._runner_side.copied_bytes, self._runner_side.copied_s
 
     def _relocate(self, target: dict[int, KVCacheBlock]) -> None:
         """Let every table that names a moved block name its new place."""

@@ -22,11 +22,13 @@ from actors.protocol import (
     BuildReport,
     Evicted,
     RolledBack,
+    StepStats,
     Switched,
     Tokens,
     WorkerEvent,
     WorkerSpec,
 )
+from actors.sample_kv import KvBySample, SampleKv
 from placement.experts import initial_owners, plan_group_change
 from placement.ids import Generation, SampleId, WorkerId
 from placement.membership import GroupChange
@@ -152,6 +154,9 @@ class LocalGroup:
         self.responses: dict[SampleId, Response] = {}
         self.events: list[tuple[WorkerId, WorkerEvent]] = []
         self.waiting: list[SampleId] = []
+        self.copies = False
+        """Samples of a leaver move by copying their KV, instead of recomputing it."""
+        self.moved_kv: dict[SampleId, SampleKv] = {}
         self.members = tuple(WorkerId(i) for i in range(size))
         self._next_id = size
         self.generation = Generation(1)
@@ -237,11 +242,11 @@ class LocalGroup:
 
     # ----------------------------------------------------------------------------- samples
 
-    def submit(self, worker: int, *samples: Sample) -> None:
+    def submit(self, worker: int, *samples: Sample, kv: KvBySample | None = None) -> None:
         for sample in samples:
             self.responses.setdefault(sample.sample_id, Response(sample))
             self.responses[sample.sample_id].workers.append(WorkerId(worker))
-        self.workers[WorkerId(worker)].do("submit", list(samples))
+        self.workers[WorkerId(worker)].do("submit", list(samples), kv)
 
     def place_waiting(self) -> None:
         """Give samples that a leaver let go to the members with the fewest."""
@@ -252,8 +257,16 @@ class LocalGroup:
                 if other.finish is None and other.workers[-1] in load:
                     load[other.workers[-1]] += 1
             worker = min(self.members, key=lambda w: (load[w], w))
-            self.submit(worker, response.sample.continued(tuple(response.token_ids)))
+            kv = {}
+            if self.copies:
+                kv = self.workers[response.workers[-1]].do("fetch_kv", [sample_id])
+                self.moved_kv |= kv
+            self.submit(worker, response.sample.continued(tuple(response.token_ids)), kv=kv)
         self.waiting.clear()
+
+    def stats(self, worker_id: WorkerId) -> StepStats:
+        stats: StepStats = self.workers[worker_id].do("collect", 0, 0.0).stats
+        return stats
 
     def collect(self, worker_id: WorkerId, wait_s: float = 0.0) -> None:
         worker = self.workers[worker_id]
