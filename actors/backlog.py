@@ -188,14 +188,16 @@ class Backlog:
             self._running.pop(event.sample_id, None)
         return wanted
 
-    def let_go(self, sample_id: SampleId, worker_id: WorkerId) -> None:
-        """``worker_id`` has let go of a sample: it waits again, unless it has ended or is to."""
+    def let_go(self, sample_id: SampleId, worker_id: WorkerId) -> bool:
+        """``worker_id`` has let go of a sample: it waits again, unless it has ended or is to.
+        Returns whether it waits."""
         record = self._running.get(sample_id)
         if record is None or record.worker_id != worker_id:
-            return
+            return False
         self._journal_place(record, None)
         if record.aborting and record.finish_reason is None:
             self.end(record, FinishReason.ABORT, "")
+        return sample_id in self._queued
 
     def take_back(self, worker_id: WorkerId) -> None:
         """Everything that a lost worker had waits again, with the tokens known so far."""

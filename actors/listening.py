@@ -10,6 +10,7 @@ from typing import Protocol
 
 from actors.backlog import Backlog
 from actors.crew import Crew
+from actors.kv_moves import KvMoves
 from actors.protocol import Broken, Evicted, Tokens, WorkerReport
 from actors.reconfigure import Reconfiguration
 from actors.roster import Worker
@@ -33,9 +34,10 @@ class Listener(Protocol):
 
 
 class Listening:
-    def __init__(self, crew: Crew, backlog: Backlog, listener: Listener) -> None:
+    def __init__(self, crew: Crew, backlog: Backlog, moves: KvMoves, listener: Listener) -> None:
         self._crew = crew
         self._backlog = backlog
+        self._moves = moves
         self._listener = listener
         self._clock: Callable[[], float] = crew.clock
         self.last_step_at = 0.0
@@ -100,7 +102,9 @@ class Listening:
                 if change is not None:
                     change.hear(worker.worker_id, event)
                 if isinstance(event, Evicted):
-                    self._backlog.let_go(event.sample_id, worker.worker_id)
+                    waits = self._backlog.let_go(event.sample_id, worker.worker_id)
+                    if waits and change is not None and worker.worker_id in change.leavers:
+                        self._moves.offer(event, worker)
                 self._listener.wake()
         worker.cursor = report.cursor
         if unwanted:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actors.protocol import BuildReport, FinalizeReport, PrepareReport, WorkerReport, WorkerSpec
+from actors.sample_kv import FetchedKv
 from placement.ids import Generation, SampleId, WorkerId
 from placement.membership import GroupChange
 from placement.samples import Sample
@@ -30,9 +31,15 @@ class WorkerPort(Protocol):
         """Enter the decode loop (founders; a joiner enters it with ``switch``)."""
         ...
 
-    async def submit(self, samples: list[Sample]) -> None:
+    async def submit(self, samples: list[Sample], kv: FetchedKv | None = None) -> None:
         """Take samples; they enter at the next step boundary. One that the engine refuses
-        ends with ``Tokens(finish_reason=FAILED, error=...)``."""
+        ends with ``Tokens(finish_reason=FAILED, error=...)``. ``kv`` is what another worker has
+        computed for some of them; what does not fit is computed anew."""
+        ...
+
+    async def fetch_kv(self, sample_ids: list[SampleId]) -> FetchedKv:
+        """KV of samples that this worker let go of when it crossed over as a leaver; each once,
+        until it leaves. Those whose KV has gone are left out."""
         ...
 
     async def cancel(self, sample_ids: list[SampleId]) -> None:

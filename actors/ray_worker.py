@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from actors.protocol import BuildReport, FinalizeReport, PrepareReport, WorkerReport, WorkerSpec
+from actors.sample_kv import KvBySample
 from placement.errors import MembershipError
 from placement.ids import Generation, SampleId
 from placement.membership import GroupChange
@@ -99,8 +100,15 @@ class WorkerShell:
     def start(self) -> None:
         self._built().start()
 
-    def submit(self, samples: list[Sample]) -> None:
-        self._built().submit(samples)
+    def submit(self, samples: list[Sample], kv: KvBySample | None = None) -> None:
+        self._built().submit(samples, kv)
+
+    @ray.method(concurrency_group="control", num_returns=2)
+    def fetch_kv(self, sample_ids: list[SampleId]) -> tuple[dict[SampleId, int], KvBySample]:
+        """Bytes per sample, and the KV itself: the caller of this owns both objects, so they
+        outlive this process."""
+        kv: KvBySample = self._built().fetch_kv(sample_ids)
+        return {sample_id: one.num_bytes for sample_id, one in kv.items()}, kv
 
     def cancel(self, sample_ids: list[SampleId]) -> None:
         self._built().cancel(sample_ids)

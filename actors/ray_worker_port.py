@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 import ray
+from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -27,6 +28,7 @@ from actors.ray_worker import (
     WorkerPlace,
     WorkerShell,
 )
+from actors.sample_kv import FetchedKv
 from actors.settings import GroupSettings
 from placement.errors import UnavailableError, WorkerLostError
 from placement.ids import Generation, SampleId, WorkerId
@@ -56,8 +58,15 @@ class RayWorker:
     async def start(self) -> None:
         await self._call("start", self._settings.build_timeout_s)
 
-    async def submit(self, samples: list[Sample]) -> None:
-        await self._call("submit", self._settings.collective_timeout_s, samples)
+    async def submit(self, samples: list[Sample], kv: FetchedKv | None = None) -> None:
+        """The payload is Ray's reference: the bytes go from worker to worker."""
+        payload = kv.payload if kv is not None else None
+        await self._call("submit", self._settings.collective_timeout_s, samples, payload)
+
+    async def fetch_kv(self, sample_ids: list[SampleId]) -> FetchedKv:
+        sizes, payload = self._handle.fetch_kv.remote(sample_ids)
+        num_bytes_of = await self._answer("fetch_kv", sizes, self._settings.leave_timeout_s)
+        return FetchedKv(tuple(num_bytes_of), sum(num_bytes_of.values()), payload)
 
     async def cancel(self, sample_ids: list[SampleId]) -> None:
         await self._call("cancel", self._settings.collective_timeout_s, sample_ids)
@@ -94,8 +103,10 @@ class RayWorker:
         await asyncio.to_thread(kill_actor, self._handle, _KILL_TIMEOUT_S)
 
     async def _call(self, method: str, timeout_s: float, *args: Any) -> Any:
+        return await self._answer(method, getattr(self._handle, method).remote(*args), timeout_s)
+
+    async def _answer(self, method: str, ref: "ObjectRef[Any]", timeout_s: float) -> Any:
         who = worker_name(self.worker_id)
-        ref = getattr(self._handle, method).remote(*args)
         try:
             return await await_answer(ref, timeout_s, who=who, what=method, lost=WorkerLostError)
         except RayTaskError as error:

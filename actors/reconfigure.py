@@ -14,6 +14,7 @@ from actors.change_report import ChangeReport
 from actors.concurrently import all_of, each_of, end
 from actors.crew import Crew
 from actors.crossing import Crossing, Verdict
+from actors.kv_moves import KvMoves
 from actors.protocol import Evicted, FinalizeReport, RolledBack, Switched, WorkerEvent
 from actors.rollout_api import OperationStatus
 from actors.roster import Worker
@@ -40,6 +41,7 @@ class Reconfiguration:
         self,
         crew: Crew,
         backlog: Backlog,
+        moves: KvMoves,
         decision: WidthDecision,
         joiners: list[Worker],
         decided_at: float,
@@ -49,6 +51,7 @@ class Reconfiguration:
         self._listen = listen
         self._roster = crew.roster
         self._backlog = backlog
+        self._moves = moves
         self._joiners = joiners
         self.leavers = frozenset(decision.leavers)
         self._old = crew.roster.member_workers()
@@ -282,6 +285,7 @@ class Reconfiguration:
                 self._crew.telemetry.phase_s.labels(phase).observe(seconds)
 
     async def _release(self, worker: Worker, others: dict[str, float]) -> None:
+        await self._moves.until_fetched(worker)
         await self._crew.leave(worker)
         self._crew.slot_use.released(worker.lease.node_id, others)
         self._crew.telemetry.releases.labels(self.report.decision.reason).inc()

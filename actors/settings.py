@@ -43,6 +43,10 @@ class GroupSettings(Settings):
     experts per worker and gives KV up for them."""
     idle_workers: Literal["none", "floor", "all"] = "all"
     """How many workers stay when nothing is left to decode."""
+    move_samples_by: Literal["recompute", "copy", "auto"] = "recompute"
+    """How a leaver's unfinished samples get their KV at their next worker: computed anew from
+    their tokens, copied from the leaver, or whichever is expected to be faster by what was
+    measured on these workers."""
     idle_beat_s: float = Field(default=0.02, gt=0, le=1)
     """Longest wait between two control words of an idle group: the latency with which an idle
     group notices new work, against the CPU that waiting costs."""

@@ -14,6 +14,7 @@ from actors.backlog import Backlog
 from actors.concurrently import all_of, each_of, end
 from actors.crew import Crew
 from actors.founding import attach_group, found_group
+from actors.kv_moves import KvMoves
 from actors.listening import Listening
 from actors.outlook import view_for_dispatch
 from actors.ports import WorkerFactory
@@ -47,9 +48,18 @@ class Steering:
         self._backlog = backlog
         self._dispatch_rule = dispatch
         self._release_rule = release_rule
-        self.listening = Listening(crew, backlog, self)
+        self._moves = KvMoves(crew)
+        self.listening = Listening(crew, backlog, self._moves, self)
         self.waiting_for = ""
-        self.width = Width(crew, backlog, release_rule, self.listening.listen, self.wake, self._say)
+        self.width = Width(
+            crew,
+            backlog,
+            self._moves,
+            release_rule,
+            self.listening.listen,
+            self.wake,
+            self._say,
+        )
         self._wakeup = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -214,7 +224,7 @@ class Steering:
     # Samples to workers
 
     async def _dispatch(self) -> None:
-        leaving = self.width.leaving()
+        leaving, kept = self.width.leaving(), self._moves.kept()
         if self._backlog.num_queued and len(leaving) < len(self._crew.roster.members):
             bound = self._bind(
                 self._dispatch_rule(
@@ -227,6 +237,7 @@ class Steering:
                 for worker_id, ids in self._bind(plan_static_chunks(view, chunk_worker)).items():
                     bound.setdefault(worker_id, []).extend(ids)
             await each_of(self._submit(worker_id, ids) for worker_id, ids in bound.items())
+        self._moves.give_up(kept)  # no slot is held for what found no room
         if not self._backlog.num_queued and not self.width.growing:
             self.waiting_for = ""
 
@@ -241,7 +252,7 @@ class Steering:
         worker = self._crew.roster.workers[worker_id]
         samples = [self._backlog.record(sample_id).to_submit() for sample_id in sample_ids]
         try:
-            await worker.live.submit(samples)
+            await self._moves.submit(worker, samples)
         except WorkerLostError as error:
             self.listening.lose_worker(worker, str(error))
 

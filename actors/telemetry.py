@@ -14,6 +14,7 @@ from actors.accounting import SlotTotals
 from actors.protocol import StepStats
 from placement.ids import WorkerId
 from placement.membership import Phase
+from placement.sample_moves import MoveReason
 from placement.samples import FinishReason
 
 WORKER_STATES = ("building", "decoding", "idle", "leaving")
@@ -57,6 +58,11 @@ class Telemetry:
         self._workers = self._gauge("workers", "Workers by state.", "state")
         self._kv_used = self._gauge("kv_used_tokens", "KV in use, all workers.")
         self._kv_capacity = self._gauge("kv_capacity_tokens", "KV there is, all workers.")
+        self.moved_samples = self._counter(
+            "moved_samples", "Samples of leavers, by how they got their KV again.", "by", "reason"
+        )
+        self.moved_kv_bytes = self._counter("moved_kv_bytes", "KV copied between workers.")
+        self.refused_kv = self._counter("refused_kv", "Copied KV that did not fit its sample.")
         self.releases = self._counter("released_workers", "Workers released.", "reason")
         self.changes = self._counter("group_changes", "Changes of the group that held.", "reason")
         self.rollbacks = self._counter("rolled_back_changes", "Changes rolled back.", "phase")
@@ -78,11 +84,15 @@ class Telemetry:
         # Series that begin at their first event hide it from increase().
         for reason in FinishReason:
             self.ended.labels(reason)
+        self.moved_samples.labels("recompute", MoveReason.CONFIGURED)
+        self.moved_samples.labels("copy", MoveReason.CONFIGURED)
         for phase in CHANGE_PHASES:
             self.rollbacks.labels(phase)
         self._stats_of: dict[WorkerId, StepStats] = {}
 
     def report(self, worker_id: WorkerId, stats: StepStats) -> None:
+        before = self._stats_of.get(worker_id)
+        self.refused_kv.inc(stats.refused_kv - (before.refused_kv if before else 0))
         self._stats_of[worker_id] = stats
 
     def gone(self, worker_id: WorkerId) -> None:

@@ -11,6 +11,7 @@ from actors.attempts import Attempts
 from actors.backlog import Backlog
 from actors.concurrently import end
 from actors.crew import Crew
+from actors.kv_moves import KvMoves
 from actors.outlook import view_for_width
 from actors.reconfigure import GroupLostError, Reconfiguration
 from actors.roster import Worker
@@ -38,6 +39,7 @@ class Width:
         self,
         crew: Crew,
         backlog: Backlog,
+        moves: KvMoves,
         release_rule: ReleaseRule,
         listen: Callable[[Worker], None],
         wake: Callable[[], None],
@@ -45,6 +47,7 @@ class Width:
     ) -> None:
         self._crew = crew
         self._backlog = backlog
+        self._moves = moves
         self._release_rule = release_rule
         self._listen = listen
         self._wake = wake
@@ -139,7 +142,7 @@ class Width:
     def _begin(self, decision: WidthDecision, joiners: list[Worker], decided_at: float) -> None:
         _log.info("%s: %s", decision.reason, decision.explanation)
         self.change = Reconfiguration(
-            self._crew, self._backlog, decision, joiners, decided_at, self._listen
+            self._crew, self._backlog, self._moves, decision, joiners, decided_at, self._listen
         )
         self.operations.append(self.change)
         self._carrying = asyncio.ensure_future(self.change.run())

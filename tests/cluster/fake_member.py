@@ -4,6 +4,8 @@ import os
 import threading
 import time
 
+import numpy as np
+
 from actors.protocol import (
     BuildReport,
     Evicted,
@@ -17,6 +19,7 @@ from actors.protocol import (
     WorkerReport,
     WorkerSpec,
 )
+from actors.sample_kv import KvBySample, SampleKv
 from placement.errors import ConfigError, ExpertChecksumError
 from placement.ids import Generation, SampleId, WorkerId
 from placement.membership import GroupChange
@@ -51,6 +54,8 @@ class FakeMember:
         self._events: list[WorkerEvent] = []
         self._change: GroupChange | None = None
         self._steps = 0
+        self._copied_bytes = 0
+        """Ones in the KV that came with samples."""
         self._changed = threading.Condition()
         self._decoding = threading.Thread(target=self._decode, daemon=True)
 
@@ -66,19 +71,29 @@ class FakeMember:
     def start(self) -> None:
         self._decoding.start()
 
-    def submit(self, samples: list[Sample]) -> None:
+    def submit(self, samples: list[Sample], kv: KvBySample | None = None) -> None:
         with self._changed:
+            self._copied_bytes += sum(int(one.layers[0].sum()) for one in (kv or {}).values())
             self._running |= {sample.sample_id: sample for sample in samples}
 
     def cancel(self, sample_ids: list[SampleId]) -> None:
         with self._changed:
             self._evict([sample_id for sample_id in sample_ids if sample_id in self._running])
 
+    def fetch_kv(self, sample_ids: list[SampleId]) -> dict[SampleId, SampleKv]:
+        """A megabyte of ones for each sample that does not run here."""
+        there = [sample_id for sample_id in sample_ids if sample_id not in self._running]
+        layer = np.ones((4, 1 << 18), dtype=np.uint8)
+        return {sample_id: SampleKv(3, b"", (("layer", "u8"),), (layer,)) for sample_id in there}
+
     def collect(self, acknowledged: int, wait_s: float) -> WorkerReport:
         with self._changed:
             self._changed.wait_for(lambda: len(self._events) > acknowledged, wait_s)
             events = tuple(self._events[acknowledged:])
-            stats = StepStats(self._steps, 0.0, 0.0, len(self._running), 0, 1024, 0.0, ())
+            stats = StepStats(
+                *(self._steps, 0.0, 0.0, len(self._running), 0, 1024, 0.0, ()),
+                copied_kv_bytes=self._copied_bytes,
+            )
             return WorkerReport(self._me, len(self._events), events, stats)
 
     def prepare(self, change: GroupChange) -> PrepareReport:

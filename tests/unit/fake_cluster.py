@@ -28,6 +28,7 @@ from actors.protocol import (
     WorkerReport,
     WorkerSpec,
 )
+from actors.sample_kv import FetchedKv
 from placement.errors import FlexFloorError, UnavailableError, WorkerLostError
 from placement.experts import check_ownership, initial_owners
 from placement.ids import Generation, SampleId, WorkerId
@@ -204,6 +205,12 @@ class FakeFactory:
         self.deaf: set[int] = set()
         """Workers that do not notice that they are told to switch (once each)."""
         self.stepping: asyncio.Task[None] | None = None
+        self.fetch_s = 0.01
+        """How long a fetch of KV takes."""
+        self.copied: dict[SampleId, tuple[WorkerId, WorkerId]] = {}
+        """Samples that came with their KV: from whom, to whom."""
+        self.unfetched: set[SampleId] = set()
+        """Samples whose KV went with the leaver that had it."""
 
     async def spawn(self, worker_id: WorkerId, lease: Lease) -> "FakeWorker":
         await asyncio.sleep(0.1)
@@ -281,6 +288,7 @@ class FakeFactory:
         old_owner_E = self.workers[change.old_members[0]].old_owner_E
         self.members, self.owner_E, self.crossing = change.old_members, old_owner_E, None
         for worker_id in change.old_members:
+            self.workers[worker_id].kept.clear()
             self.workers[worker_id].emit(RolledBack(change.generation, error, 0))
 
 
@@ -292,6 +300,8 @@ class FakeWorker:
         self.alive = True
         self.spec: WorkerSpec | None = None
         self.samples: dict[SampleId, Sample] = {}
+        self.kept: dict[SampleId, Sample] = {}
+        """Samples of a leaver, whose KV can be fetched."""
         self.steps = 0
         self.old_owner_E: tuple[WorkerId, ...] = ()
         self._events: list[WorkerEvent] = []
@@ -349,6 +359,7 @@ class FakeWorker:
 
     def cross(self, change: GroupChange) -> None:
         if self.worker_id in change.leavers:
+            self.kept = dict(self.samples)
             self.evict_all()
         first_step_s = 0.0 if self.worker_id in change.leavers else STEP_S
         phases_s = {"agree": 0.01, "commit": 0.02}
@@ -357,8 +368,8 @@ class FakeWorker:
 
     def evict_all(self) -> None:
         for sample_id in list(self.samples):
-            del self.samples[sample_id]
-            self.emit(Evicted(sample_id))
+            sample = self.samples.pop(sample_id)
+            self.emit(Evicted(sample_id, sample.context_tokens - 1))
 
     async def build(self, spec: WorkerSpec) -> BuildReport:
         await asyncio.sleep(BUILD_S)
@@ -379,8 +390,19 @@ class FakeWorker:
         assert self.spec is not None
         self.group.enter(self, self.spec.members)
 
-    async def submit(self, samples: list[Sample]) -> None:
+    async def fetch_kv(self, sample_ids: list[SampleId]) -> FetchedKv:
+        self.fault("fetch_kv")
+        await asyncio.sleep(self.group.fetch_s)
+        fetched = {i: (self, self.kept.pop(i)) for i in sample_ids if i in self.kept}
+        return FetchedKv(tuple(fetched), KV_BLOCK_BYTES * len(fetched), fetched)
+
+    async def submit(self, samples: list[Sample], kv: FetchedKv | None = None) -> None:
         self.fault("submit")
+        for sample in samples:
+            if kv is not None and sample.sample_id in kv.payload:
+                source, computed = kv.payload[sample.sample_id]
+                assert computed == sample, "KV of other tokens than the sample has"
+                self.group.copied[sample.sample_id] = (source.worker_id, self.worker_id)
         self.samples |= {sample.sample_id: sample for sample in samples}
 
     async def cancel(self, sample_ids: list[SampleId]) -> None:
@@ -460,6 +482,7 @@ class FakeWorker:
     async def leave(self) -> None:
         self.fault("leave")
         assert not self.samples, "it leaves with samples"
+        self.group.unfetched |= set(self.kept)
         await asyncio.sleep(0.2)
         self.die()
 
