@@ -38,6 +38,8 @@ class Backlog:
         self._queued: dict[SampleId, SampleRecord] = {}
         self._running: dict[SampleId, SampleRecord] = {}
         self._next_order = 0
+        self._load_accepted = 0
+        self._load_ended = 0
 
     def replay(self, make_samples: Callable[[RolloutRequest], tuple[Sample, ...]]) -> None:
         """Rebuild all rollouts from the journal (before anything else is done here)."""
@@ -121,14 +123,14 @@ class Backlog:
 
     @property
     def any_finished(self) -> bool:
-        """A sample of the open rollouts has ended."""
-        return any(rollout.num_ended for rollout in self.open_rollouts())
+        """A sample of the load has ended: of all rollouts since none was open. A batch may
+        come as a rollout per sample, so those that have ended count."""
+        return self._load_ended > 0
 
     @property
     def finished_ratio(self) -> float:
-        rollouts = self.open_rollouts()
-        accepted = sum(len(rollout.records) for rollout in rollouts)
-        return sum(rollout.num_ended for rollout in rollouts) / accepted if accepted else 1.0
+        """Of the load."""
+        return self._load_ended / self._load_accepted if self._load_accepted else 1.0
 
     @property
     def num_queued(self) -> int:
@@ -225,7 +227,10 @@ class Backlog:
                 self.end(record, reason, error)
 
     def _admit(self, request: RolloutRequest, samples: tuple[Sample, ...], at: float) -> Rollout:
+        if not self.open_rollouts():
+            self._load_accepted = self._load_ended = 0
         rollout = Rollout(request, samples, self._next_order, at)
+        self._load_accepted += len(samples)
         self._next_order += len(samples)
         self._rollouts[request.rollout_id] = rollout
         for sample_id, record in rollout.records.items():
@@ -254,6 +259,7 @@ class Backlog:
     def _finish(self, record: SampleRecord, entry: Ended) -> None:
         rollout = self._rollouts[entry.rollout_id]
         rollout.end(record, entry.finish_reason, entry.error, entry.at)
+        self._load_ended += 1
         self._queued.pop(entry.sample_id, None)
         if not rollout.open:
             self._ledger.end(entry.rollout_id, entry.at)

@@ -175,7 +175,8 @@ class OperationStatus:
         gap_s: longest interval in which a survivor emitted no token, around the change.
         steps_before_s, steps_during_s: seconds of the last 50 steps before, and of the steps
             during, the preparation (bounded).
-        finished_ratio_at_start: ended samples over accepted ones of the open rollouts.
+        finished_ratio_at_start: ended samples over accepted ones, of the rollouts that have been
+            open without a gap.
     """
 
     generation: Generation

@@ -212,6 +212,20 @@ def test_a_count_per_sample_is_what_tokens_are_asked_by(known: tuple[int, ...]) 
     run(main())
 
 
+def test_a_batch_that_comes_as_a_rollout_per_sample_releases_workers_too() -> None:
+    async def main() -> None:
+        async with started(World()) as coordinator:
+            for index, length in enumerate(TAIL):
+                await coordinator.submit(make_request(f"r{index}", [length]))
+            for index, length in enumerate(TAIL):
+                check_tokens(await all_results(coordinator, f"r{index}"), [length])
+            released = [op for op in await coordinator.operations() if op.released]
+            assert released
+            assert all(0 < op.finished_ratio_at_start < 1 for op in released)
+
+    run(main())
+
+
 def test_open_rollouts_are_listed_until_they_end() -> None:
     async def main() -> None:
         async with started(World()) as coordinator:
