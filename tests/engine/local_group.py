@@ -329,6 +329,8 @@ class LocalGroup:
                 for w in self.members
             )
         )
+        for w in self.members:
+            self.collect(w)  # the last tokens before they were let go
         self.responses.clear()
         self.waiting.clear()
 
