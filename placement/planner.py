@@ -42,12 +42,15 @@ class PlannerSettings:
         load takes at most this share longer than without any release.
     replan_steps: least steps between two plans, unless a worker idles or the group changed.
     max_changes: most changes of the width in a load; then it keeps its width.
+    least_ended_ratio: share of a load that must have ended before a busy worker leaves: until
+        then it is not known how this rollout's lengths differ from the last one's.
     """
 
     price: float = 0.5
     max_slowdown_ratio: float | None = None
     replan_steps: int = 256
     max_changes: int = 8
+    least_ended_ratio: float = 0.2
 
     def __post_init__(self) -> None:
         if not 0 <= self.price <= 1:
@@ -56,6 +59,11 @@ class PlannerSettings:
             raise PlanError(
                 f"is {self.max_slowdown_ratio}; it must not be negative",
                 field="max_slowdown_ratio",
+            )
+        if not 0 <= self.least_ended_ratio <= 1:
+            raise PlanError(
+                f"is {self.least_ended_ratio}; it must be between 0 and 1",
+                field="least_ended_ratio",
             )
         for name in ("replan_steps", "max_changes"):
             if getattr(self, name) < 1:
@@ -86,14 +94,24 @@ class ReleasePlanner:
             return decide_width(view, idle_policy)
         if view.queued:
             return self._decide_growth(view, idle_policy)
-        if len(view.workers) <= view.floor_workers:
-            return keep(view, f"{len(view.workers)} workers are the floor")
-        if view.num_changes >= self._settings.max_changes:
-            return keep(view, f"{view.num_changes} changes in this load are enough")
-        if self._too_early(view):
-            return keep(view, f"planned at step {self._planned_at}, now it is {view.steps}")
+        if waiting := self._what_forbids(view):
+            return keep(view, waiting)
         self._planned_at, self._planned_width = view.steps, len(view.workers)
         return self._decide_release(view)
+
+    def _what_forbids(self, view: GroupView) -> str:
+        """Why no release is even thought about now; empty if nothing speaks against it."""
+        settings = self._settings
+        num_ended, load = view.num_ended, view.num_ended + len(view.running)
+        if len(view.workers) <= view.floor_workers:
+            return f"{len(view.workers)} workers are the floor"
+        if view.num_changes >= settings.max_changes:
+            return f"{view.num_changes} changes in this load are enough"
+        if self._too_early(view):
+            return f"planned at step {self._planned_at}, now it is {view.steps}"
+        if not _some_idle(view) and num_ended < settings.least_ended_ratio * load:
+            return f"only {num_ended} of {load} samples have ended"
+        return ""
 
     def _forget(self) -> None:
         self._planned_at, self._slack_s = None, None
@@ -105,9 +123,8 @@ class ReleasePlanner:
         if since < 0:  # another load
             self._forget()
             return False
-        busy = {sample.worker_id for sample in view.running}
-        idle = len(busy) < len(view.workers)
-        return since < (self._settings.replan_steps // 4 if idle else self._settings.replan_steps)
+        pace = self._settings.replan_steps
+        return since < (pace // 4 if _some_idle(view) else pace)
 
     def _decide_growth(self, view: GroupView, idle_policy: IdlePolicy) -> WidthDecision:
         """New work is worth more workers; who was preempted waits for the others to end."""
@@ -160,6 +177,10 @@ class ReleasePlanner:
         if self._slack_s is not None:
             lost_s = predicted.seconds_with - predicted.seconds_without
             self._slack_s = max(0.0, self._slack_s - lost_s)
+
+
+def _some_idle(view: GroupView) -> bool:
+    return len({sample.worker_id for sample in view.running}) < len(view.workers)
 
 
 def _load_of(view: GroupView) -> Load:

@@ -9,7 +9,7 @@ from placement.errors import PlanError
 from placement.horizon import GroupCosts
 from placement.ids import WorkerId
 from placement.planner import PlannerSettings, ReleasePlanner
-from placement.views import GroupView, LengthBelief, WidthDecision, WidthReason
+from placement.views import GroupView, WidthDecision, WidthReason
 from tests.unit.foreseen_group import COSTS, ForeseenGroup, certain, foreseen_groups
 
 STEPS = GroupCosts(
@@ -17,12 +17,12 @@ STEPS = GroupCosts(
 )
 
 
-def tail(beliefs: list[LengthBelief | None] | None = None, **changes: object) -> ForeseenGroup:
-    """Eight samples on eight workers; one is very long."""
-    true_tokens = [300] * 7 + [20_000]
+def tail(num_ended: int = 4, **changes: object) -> ForeseenGroup:
+    """Eight samples on eight workers, one of them very long, after some have ended."""
+    true_tokens = [300] * 7 + [20_000] + [10] * num_ended
     group = ForeseenGroup(
         true_tokens=true_tokens,
-        beliefs=beliefs or [certain(n) for n in true_tokens],
+        beliefs=[certain(n) for n in true_tokens],
         max_tokens=30_000,
         kv_tokens_at_width=(0, 0, *[200_000] * 7),
         max_samples=8,
@@ -32,6 +32,7 @@ def tail(beliefs: list[LengthBelief | None] | None = None, **changes: object) ->
     )
     for name, value in changes.items():
         setattr(group, name, value)
+    group.generated = dict.fromkeys(range(8), 0)
     group.worker_of = {i: WorkerId(i) for i in range(8)}
     return group
 
@@ -127,6 +128,13 @@ def test_nobody_leaves_while_samples_wait() -> None:
     assert decide(group.view()).reason is WidthReason.KEEP
 
 
+def test_no_busy_worker_leaves_before_the_load_has_shown_how_long_it_is() -> None:
+    assert decide(tail(num_ended=1).view()).reason is WidthReason.KEEP
+    idle = tail(num_ended=1)
+    del idle.generated[0], idle.worker_of[0]
+    assert decide(idle.view()).width < 8
+
+
 def test_a_load_has_only_so_many_changes() -> None:
     view = replace(tail().view(), num_changes=8)
     assert decide(view).reason is WidthReason.KEEP
@@ -135,7 +143,6 @@ def test_a_load_has_only_so_many_changes() -> None:
 def test_preempted_samples_do_not_widen_the_group_and_new_ones_do() -> None:
     group = tail()
     group.members = group.members[:3]
-    group.worker_of = {i: WorkerId(i % 3) for i in range(7)}
     group.max_samples = 2
     group.worker_of = {i: WorkerId(i % 3) for i in range(6)}
     group.generated[6] = group.generated[7] = 50
@@ -150,6 +157,7 @@ def test_settings_out_of_range_are_refused() -> None:
         lambda: PlannerSettings(max_slowdown_ratio=-0.1),
         lambda: PlannerSettings(replan_steps=0),
         lambda: PlannerSettings(max_changes=0),
+        lambda: PlannerSettings(least_ended_ratio=2),
     ):
         with pytest.raises(PlanError):
             settings_of()
