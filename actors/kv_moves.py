@@ -80,9 +80,11 @@ class KvMoves:
         for sample_id in kv.sample_ids:
             kept = self._kept.pop(sample_id)
             self._crew.telemetry.moved_samples.labels("copy", kept.reason).inc()
-        self._crew.telemetry.moved_kv_bytes.inc(kv.num_bytes)
         if kv.num_bytes:
-            self._copies.append((kv.num_bytes, self._crew.clock() - started_at))
+            took_s = self._crew.clock() - started_at
+            self._copies.append((kv.num_bytes, took_s))
+            self._crew.telemetry.moved_kv_bytes.inc(kv.num_bytes)
+            self._crew.telemetry.moved_kv_s.inc(took_s)
         self._tell()
         return kv
 
