@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 
 from placement.cost import ReconfigurationCost, StepTimeModel
+from placement.dispatch import plan_dispatch
 from placement.dispatcher import Dispatcher, DispatchSettings
 from placement.errors import PlanError
 from placement.horizon import GroupCosts
@@ -11,6 +12,7 @@ from placement.ids import SampleId, WorkerId
 from placement.rebalance import RebalanceSettings
 from placement.reserve import Reserve, ReserveTuner
 from placement.views import GroupView, LengthBelief, MoveKind, SampleView, WorkerView
+from tests.unit.fake_group import FakeGroup, loaded_groups
 from tests.unit.foreseen_group import COSTS, ForeseenGroup, certain, foreseen_groups
 
 
@@ -180,3 +182,12 @@ def test_a_belief_that_is_far_off_only_costs_order() -> None:
     group = ForeseenGroup([50] * 6, list(wrong), 60, (0, 150, 150), 4, 1, False, 0.5)
     group.run()
     assert group.steps < 400
+
+
+@given(loaded_groups())
+@settings(max_examples=60, deadline=None)
+def test_where_nothing_is_believed_it_binds_as_the_simple_rule_does(group: FakeGroup) -> None:
+    view = group.view()
+    simple = plan_dispatch(view).bindings
+    if simple:  # with nobody running and no room, only this rule starts one all the same
+        assert dispatcher()(view).bindings == simple
