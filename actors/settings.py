@@ -21,10 +21,10 @@ class ModelSettings(Settings):
     """Most tokens of a sample, prompt included."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Type of weights and activations."""
-    exact: bool = True
+    exact: bool = False
     """Exact mode: tokens and logprobs do not depend on placement, releases or moves. It moves
     top-k times the bytes of the usual combine; it refuses to start where a kernel cannot
-    promise it."""
+    promise it, which today is every GPU."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """More options of vLLM's ``EngineArgs``, under their own names."""
 

@@ -19,6 +19,8 @@ from actors.settings import RuntimeSettings
 from placement.errors import ConfigError
 from service.settings import ServiceSettings
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
 
 class FlexFloorConfig(RuntimeSettings):
     """The sections ``model``, ``group``, ``lease``, ``coordinator``, ``service``."""
@@ -178,6 +180,13 @@ def _contradictions(config: FlexFloorConfig) -> list[ConfigError]:
             f"is {service.max_samples_per_rollout}, above coordinator.max_open_samples = "
             f"{config.coordinator.max_open_samples}, so such a rollout could never be accepted; "
             "lower it or raise coordinator.max_open_samples",
+        )
+    if not (service.host in LOOPBACK or service.token_file or service.allow_anonymous):
+        refuse(
+            "service.token_file",
+            f"is not set, and service.host = {service.host} lets other machines ask; name a file "
+            "of tokens, listen on 127.0.0.1, or set service.allow_anonymous=true where a network "
+            "policy or a proxy decides who reaches the port",
         )
     if not config.lease.resources:
         refuse("lease.resources", "is empty; name what one worker needs, such as GPU: 1")

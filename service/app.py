@@ -20,6 +20,7 @@ from actors.rollout_api import (
 )
 from placement.errors import UnknownIdError
 from placement.ids import RolloutId
+from service.auth import TokenAuth, read_tokens
 from service.body import openapi_body, openapi_components, read_body
 from service.checks import Tokenizer
 from service.delivery import FollowedStream, answer_whole
@@ -56,7 +57,10 @@ def create_app(
     settings: ServiceSettings,
     tokenizer: Tokenizer | None,
 ) -> FastAPI:
-    """The ASGI application. Without a tokenizer, prompts must be token ids."""
+    """The ASGI application. Without a tokenizer, prompts must be token ids.
+
+    Raises: ConfigError, if there is no token in the file of tokens.
+    """
     app = FastAPI(title=TITLE, description="Elastic rollouts for RL post-training")
     install_error_handlers(app)
     _install_openapi(app)
@@ -65,6 +69,8 @@ def create_app(
     _add_cluster_routes(app, coordinator)
     for routes in (openai_routes, sglang_routes, vllm_routes, server_info_routes):
         app.include_router(routes(intake))
+    if settings.token_file is not None:
+        app.add_middleware(TokenAuth, tokens=read_tokens(settings.token_file))
     return app
 
 
@@ -78,7 +84,9 @@ def _install_openapi(app: FastAPI) -> None:
                 routes=app.routes,
             )
             for body in BODIES:
-                schema["components"]["schemas"].update(openapi_components(body))
+                for name, component in openapi_components(body).items():
+                    known = schema["components"]["schemas"].setdefault(name, component)
+                    assert known == component, f"two schemas have the name {name}"
             app.openapi_schema = schema
         return app.openapi_schema
 

@@ -26,6 +26,19 @@ ANYTHING = object()
 """A neutral field whose value never changes a response."""
 
 
+NEUTRAL = "x-neutral"
+"""Where a schema lists the fields that may be sent and change nothing."""
+
+
+def _tell_neutral(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    assert issubclass(model, DialectBody)
+    if model.neutral:
+        schema[NEUTRAL] = {
+            name: None if allowed is ANYTHING else list(allowed)
+            for name, allowed in model.neutral.items()
+        }
+
+
 class DialectBody(BaseModel):
     """A request of a dialect that has more fields than we serve.
 
@@ -34,7 +47,11 @@ class DialectBody(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="allow", strict=True, frozen=True, use_attribute_docstrings=True
+        extra="allow",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+        json_schema_extra=_tell_neutral,
     )
     neutral: ClassVar[Mapping[str, Any]] = {}
     inside: ClassVar[str] = ""

@@ -9,10 +9,17 @@ class ServiceSettings(Settings):
     """Where the service listens, and the bounds of one request."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. There is no authentication: leave it local, or put a front door
-    before it."""
+    """Address to listen on. On another one than this machine's own, ``token_file`` or
+    ``allow_anonymous`` is required."""
     port: int = Field(default=8000, ge=1, le=65535)
     """TCP port to listen on."""
+    token_file: str | None = None
+    """File with a token per line, on the node of the HTTP replica. Clients have to send one of
+    them as ``Authorization: Bearer``; only health and metrics are open. Without it, everybody
+    who reaches the port is served."""
+    allow_anonymous: bool = False
+    """Serve other machines without tokens: for where a network policy or a proxy decides who
+    reaches the port."""
     max_request_bytes: int = Field(default=64 << 20, ge=1024)
     """Largest request body; a larger one is answered with 413."""
     max_prompts: int = Field(default=8192, ge=1)

@@ -18,7 +18,7 @@ from service.dialect import EVENT_STREAM, dialect_route, explained
 from service.generation import Generation, make_generation
 from service.intake import Intake
 from service.sglang_answers import GenerateAnswer, sglang_error
-from service.sglang_schemas import AbortBody, GenerateBody, SamplingParams
+from service.sglang_schemas import AbortBody, GenerateBody, SglangParams
 
 
 def sglang_routes(intake: Intake) -> APIRouter:
@@ -130,10 +130,10 @@ def _named_prompts(body: GenerateBody) -> list[tuple[str | list[int], str]]:
     return [([token_id for token_id in given if isinstance(token_id, int)], field)]
 
 
-def _named_params(body: GenerateBody, num_prompts: int) -> list[tuple[SamplingParams, str]]:
+def _named_params(body: GenerateBody, num_prompts: int) -> list[tuple[SglangParams, str]]:
     params = body.sampling_params
     if not isinstance(params, list):
-        return [(params or SamplingParams(), "sampling_params")] * num_prompts
+        return [(params or SglangParams(), "sampling_params")] * num_prompts
     if len(params) != num_prompts:
         raise RequestError(
             f"has {len(params)} entries for {num_prompts} prompts; give one, or one per prompt",

@@ -11,7 +11,7 @@ from service.schemas import MAX_STOP_TOKEN_IDS, MAX_TOKENS_LIMIT, Body
 DEFAULT_NEW_TOKENS = 128
 
 
-class SamplingParams(DialectBody):
+class SglangParams(DialectBody):
     inside: ClassVar[str] = "sampling_params."
     neutral: ClassVar[dict[str, Any]] = {
         "min_p": (0, None),
@@ -104,8 +104,7 @@ class GenerateBody(DialectBody):
     ) = None
     sampling_params: (
         Annotated[
-            Annotated[SamplingParams, Tag("(one)")]
-            | Annotated[list[SamplingParams], Tag("(many)")],
+            Annotated[SglangParams, Tag("(one)")] | Annotated[list[SglangParams], Tag("(many)")],
             Discriminator(_one_or_many),
         ]
         | None

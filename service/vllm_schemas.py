@@ -10,7 +10,7 @@ from service.openai_schemas import SAMPLING_NEUTRAL, StreamOptions
 from service.schemas import MAX_STOP_TOKEN_IDS, MAX_TOKENS_LIMIT, Body
 
 
-class SamplingParams(DialectBody):
+class VllmParams(DialectBody):
     inside: ClassVar[str] = "sampling_params."
     neutral: ClassVar[dict[str, Any]] = {
         **SAMPLING_NEUTRAL,
@@ -57,7 +57,7 @@ class TokensBody(DialectBody):
     }
 
     token_ids: list[TokenId]
-    sampling_params: SamplingParams = SamplingParams()
+    sampling_params: VllmParams = VllmParams()
     model: str | None = None
     request_id: str | None = None
     """Names the request. Repeated with the same content, it joins the one that runs."""

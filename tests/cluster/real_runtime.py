@@ -46,7 +46,7 @@ BATCH = (24, 30, 16, 20, 28, 36, 18, 22, 26, 32, 40, 34, 20, 24, 200, 240)
 def settings(namespace: str, model: str, **group: Any) -> RuntimeSettings:
     return RuntimeSettings.model_validate(
         {
-            "model": {"path": model, "max_model_len": MAX_MODEL_LEN},
+            "model": {"path": model, "max_model_len": MAX_MODEL_LEN, "exact": True},
             "group": {
                 "max_workers": NUM_WORKERS,
                 "max_samples_per_worker": MAX_SAMPLES,

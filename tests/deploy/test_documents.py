@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from service.http_api import http_api_text
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
 LAYERS = ("placement", "actors", "service", "deploy")
@@ -30,6 +32,11 @@ def modules_named_for(layer: str) -> set[str]:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_architecture_has_a_sentence_for_every_module_and_no_other(layer: str) -> None:
     assert modules_named_for(layer) == modules_of(layer)
+
+
+def test_the_http_api_is_documented_as_it_is() -> None:
+    """After a change: ``python -m service.http_api > docs/http-api.md``."""
+    assert (ROOT / "docs/http-api.md").read_text() == http_api_text()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
