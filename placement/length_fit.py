@@ -27,6 +27,9 @@ from placement.remaining import Floats, hazard
 _MOST_ITERATIONS = 30
 _SETTLED = 2e-3  # the fit is good to a tenth of a standard deviation anyway
 _LEAST_VAR = 1e-3
+_MOST_TIMES_PRIOR = 4.0
+"""Of a variance. While nearly all samples still run, "everything is far longer, and far more
+spread" explains them as well as the truth does; what is no record of any batch is not believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,4 +210,5 @@ def _distance(one: LengthFit, other: LengthFit) -> float:
 
 def _pooled(prior_var: float, prior_weight: float, square: Floats, weight: Floats) -> float:
     total = prior_var * prior_weight + float(np.dot(square, weight))
-    return max(_LEAST_VAR, total / (prior_weight + float(weight.sum())))
+    pooled_var = total / (prior_weight + float(weight.sum()))
+    return min(max(_LEAST_VAR, pooled_var), _MOST_TIMES_PRIOR * prior_var)
