@@ -40,15 +40,24 @@ class Reserve:
                 f"is {self.least_tokens}; it must not be negative", field="least_tokens"
             )
 
-    def needs(self, samples: Sequence[SampleView], kv_block_tokens: int) -> NDArray[np.int64]:
-        """KV tokens of each sample, in whole blocks; full length where nothing is believed."""
+    def needs(
+        self,
+        samples: Sequence[SampleView],
+        kv_block_tokens: int,
+        remaining: Remaining | None = None,
+    ) -> NDArray[np.int64]:
+        """KV tokens of each sample, in whole blocks; full length where nothing is believed.
+
+        Args:
+            remaining: of the same samples, where it has been made already.
+        """
         count = len(samples)
         full_N = np.fromiter((s.max_context_tokens for s in samples), np.float64, count)
         if self.full_length or not count:
             return _whole_blocks(full_N, kv_block_tokens)
         context_N = np.fromiter((s.context_tokens for s in samples), np.float64, count)
         known_N = np.fromiter((s.belief is not None for s in samples), np.bool_, count)
-        expected_N = Remaining.of(samples, _NO_BELIEF).expected_tokens()
+        expected_N = (remaining or Remaining.of(samples, _NO_BELIEF)).expected_tokens()
         further_N = self.ratio * np.maximum(expected_N, self.least_tokens)
         need_N = np.where(known_N, np.minimum(context_N + further_N, full_N), full_N)
         return _whole_blocks(need_N, kv_block_tokens)

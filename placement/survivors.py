@@ -2,11 +2,10 @@
 
 Those stay who hold most context, so that least has to move; but nobody can stay whose own samples
 outgrow the KV that is left beside more experts. The leavers' samples are placed by the same
-placing that binds them afterwards (``placement.rooms``), in each order that a dispatcher may bind
-them in: largest first, and by arrival.
+placing, in the same order, that binds them afterwards (``placement.rooms``, largest first as in
+``placement.dispatcher``).
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,49 +55,33 @@ def choose_survivors(
     able = np.flatnonzero((need_W <= capacity_tokens) & (samples_W <= max_samples_W))
     if len(able) < width:
         return None
-    ranks = set(able[np.argsort(-context_W[able], kind="stable")][:width].tolist())
+    stays_W = np.zeros(num_workers, np.bool_)
+    stays_W[able[np.argsort(-context_W[able], kind="stable")][:width]] = True
 
-    def rooms() -> list[Room]:
-        return [
-            Room(
-                view.workers[rank].worker_id,
-                rank,
-                view.workers[rank].max_samples,
-                capacity_tokens,
-                int(samples_W[rank]),
-                int(need_W[rank]),
-            )
-            for rank in sorted(ranks)
-        ]
-
-    claims = [
-        Claim(view.running[i], int(need_tokens_N[i]))
-        for i, rank in enumerate(rank_N.tolist())
-        if rank not in ranks
+    rooms = [
+        Room(
+            view.workers[rank].worker_id,
+            rank,
+            view.workers[rank].max_samples,
+            capacity_tokens,
+            int(samples_W[rank]),
+            int(need_W[rank]),
+        )
+        for rank in np.flatnonzero(stays_W).tolist()
     ]
-    if not all(_find_room(claims, order, rooms()) for order in (by_arrival, largest_first)):
+    moving = np.flatnonzero(~stays_W[rank_N])
+    order_N = np.fromiter((view.running[i].order for i in moving.tolist()), np.int64, len(moving))
+    largest_first = moving[np.lexsort((order_N, -need_tokens_N[moving]))].tolist()
+    claims = [Claim(view.running[i], int(need_tokens_N[i])) for i in largest_first]
+    # Needs are whole blocks already, so blocks of one token change nothing.
+    if len(place(claims, rooms, 1)) < len(claims):
         return None
     ids = [worker.worker_id for worker in view.workers]
     return Survivors(
-        tuple(w for rank, w in enumerate(ids) if rank in ranks),
-        tuple(w for rank, w in enumerate(ids) if rank not in ranks),
+        tuple(w for rank, w in enumerate(ids) if stays_W[rank]),
+        tuple(w for rank, w in enumerate(ids) if not stays_W[rank]),
         tuple(claim.sample for claim in claims),
     )
-
-
-def by_arrival(claim: Claim) -> tuple[int, int]:
-    return (0, claim.sample.order)
-
-
-def largest_first(claim: Claim) -> tuple[int, int]:
-    return (-claim.max_context_tokens, claim.sample.order)
-
-
-def _find_room(
-    claims: Sequence[Claim], order: Callable[[Claim], tuple[int, int]], rooms: Sequence[Room]
-) -> bool:
-    # Needs are whole blocks already, so blocks of one token change nothing.
-    return len(place(sorted(claims, key=order), rooms, 1)) == len(claims)
 
 
 def _worker(sample: SampleView) -> WorkerId:
