@@ -15,7 +15,7 @@ from actors.crew import Crew
 from actors.protocol import Evicted, StepStats
 from actors.roster import Worker
 from actors.sample_kv import FetchedKv
-from placement.errors import WorkerLostError
+from placement.errors import FlexFloorError
 from placement.ids import SampleId
 from placement.sample_moves import CopySpeed, MovePolicy, MoveReason, MoveView, choose_move
 from placement.samples import Sample
@@ -39,7 +39,7 @@ class KvMoves:
         self._kept: dict[SampleId, _Kept] = {}
         """Samples whose KV is to be fetched."""
         self._copies: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_COPIES)
-        """Bytes and seconds of the last fetches."""
+        """Bytes and seconds of the last ones, from the fetch until they were handed over."""
         self._changed = asyncio.Event()
 
     def offer(self, event: Evicted, leaver: Worker) -> None:
@@ -64,27 +64,25 @@ class KvMoves:
             if plain:
                 await worker.live.submit(plain)
             for source, theirs in moved.items():
+                started_at = self._crew.clock()
                 kv = await self._fetch(source, [sample.sample_id for sample in theirs])
                 await worker.live.submit(theirs, kv)
+                if kv is not None and kv.num_bytes:
+                    self._time_copy(kv.num_bytes, self._crew.clock() - started_at)
         finally:
             self.give_up(sample.sample_id for sample in samples)
 
     async def _fetch(self, source: Worker, sample_ids: list[SampleId]) -> FetchedKv | None:
-        started_at = self._crew.clock()
         try:
             async with asyncio.timeout(self._limit_s):
                 kv = await source.live.fetch_kv(sample_ids)
-        except (TimeoutError, WorkerLostError) as error:
+        except (TimeoutError, FlexFloorError) as error:
             _log.warning("worker %d gave no KV away: %s", source.worker_id, error or "too late")
             return None
         for sample_id in kv.sample_ids:
-            kept = self._kept.pop(sample_id)
-            self._crew.telemetry.moved_samples.labels("copy", kept.reason).inc()
-        if kv.num_bytes:
-            took_s = self._crew.clock() - started_at
-            self._copies.append((kv.num_bytes, took_s))
-            self._crew.telemetry.moved_kv_bytes.inc(kv.num_bytes)
-            self._crew.telemetry.moved_kv_s.inc(took_s)
+            kept = self._kept.pop(sample_id, None)
+            if kept is not None:  # else the leaver waited too long, and that was counted
+                self._crew.telemetry.moved_samples.labels("copy", kept.reason).inc()
         self._tell()
         return kv
 
@@ -128,8 +126,13 @@ class KvMoves:
     def _stats(self) -> list[StepStats]:
         return [w.stats for w in self._crew.roster.workers.values() if w.stats is not None]
 
+    def _time_copy(self, num_bytes: int, took_s: float) -> None:
+        self._copies.append((num_bytes, took_s))
+        self._crew.telemetry.moved_kv_bytes.inc(num_bytes)
+        self._crew.telemetry.moved_kv_s.inc(took_s)
+
     def _copy_speed(self) -> CopySpeed | None:
-        """The fetches seen here, and what filling blocks took the workers."""
+        """The copies seen here, and what filling blocks took the workers."""
         if not self._copies:
             return None
         filled_bytes = sum(stats.copied_kv_bytes for stats in self._stats())

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.ports import Lease
@@ -59,9 +59,25 @@ class RayWorker:
         await self._call("start", self._settings.build_timeout_s)
 
     async def submit(self, samples: list[Sample], kv: FetchedKv | None = None) -> None:
-        """The payload is Ray's reference: the bytes go from worker to worker."""
-        payload = kv.payload if kv is not None else None
-        await self._call("submit", self._settings.collective_timeout_s, samples, payload)
+        """The payload of ``kv`` is Ray's reference: the bytes go from worker to worker. If they
+        are lost on the way (with a node), Ray does not make the call, and the samples go alone.
+        """
+        timeout_s = self._settings.collective_timeout_s
+        if kv is not None:
+            answer = self._handle.submit.remote(samples, kv.payload)
+            try:
+                await await_answer(
+                    answer,
+                    timeout_s,
+                    who=worker_name(self.worker_id),
+                    what="submit",
+                    lost=WorkerLostError,
+                )
+            except RayError as error:
+                logger.warning("KV of %d samples was lost: %s", len(samples), first_line(error))
+            else:
+                return
+        await self._call("submit", timeout_s, samples)
 
     async def fetch_kv(self, sample_ids: list[SampleId]) -> FetchedKv:
         sizes, payload = self._handle.fetch_kv.remote(sample_ids)

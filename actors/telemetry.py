@@ -62,7 +62,9 @@ class Telemetry:
             "moved_samples", "Samples of leavers, by how they got their KV again.", "by", "reason"
         )
         self.moved_kv_bytes = self._counter("moved_kv_bytes", "KV copied between workers.")
-        self.moved_kv_s = self._counter("moved_kv_seconds", "Seconds of these copies' fetches.")
+        self.moved_kv_s = self._counter(
+            "moved_kv_seconds", "Seconds of these copies, as the coordinator sees them."
+        )
         self.refused_kv = self._counter("refused_kv", "Copied KV that did not fit its sample.")
         self.releases = self._counter("released_workers", "Workers released.", "reason")
         self.changes = self._counter("group_changes", "Changes of the group that held.", "reason")
