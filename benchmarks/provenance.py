@@ -27,6 +27,7 @@ def provenance() -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
             "python": platform.python_version(),
             "numpy": np.__version__,
+            "load_average_1min": os.getloadavg()[0],
         },
     }
 
