@@ -45,21 +45,21 @@ def _measure(num_samples: int, num_workers: int) -> dict[str, Any]:
     release_s, dispatch_s = [], []
     for _ in range(REPEATS):
         planner = ReleasePlanner(PlannerSettings(price=0.5), costs)
-        release_s.append(_timed(lambda planner=planner: planner(running, IdlePolicy.ALL)))
+        started = time.perf_counter()
+        decision = planner(running, IdlePolicy.ALL)
+        release_s.append(time.perf_counter() - started)
+        if decision.predicted is None:
+            raise SystemExit(f"nothing was planned, so nothing is measured: {decision.explanation}")
         dispatcher = Dispatcher(DispatchSettings(), costs)
-        dispatch_s.append(_timed(lambda dispatcher=dispatcher: dispatcher(queued)))
+        started = time.perf_counter()
+        dispatcher(queued)
+        dispatch_s.append(time.perf_counter() - started)
     return {
         "samples": num_samples,
         "workers": num_workers,
         "release_decision_ms": _spread([1e3 * s for s in release_s]),
         "dispatch_us_per_sample": _spread([1e6 * s / num_samples for s in dispatch_s]),
     }
-
-
-def _timed(call: Any) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
 
 
 def _spread(values: list[float]) -> dict[str, float]:
@@ -101,5 +101,5 @@ def _view(num_samples: int, num_workers: int, *, running: bool) -> GroupView:
         any_finished=running,
         kv_block_tokens=16,
         steps=10_000,
-        num_ended=100 if running else 0,
+        num_ended=num_samples if running else 0,
     )
