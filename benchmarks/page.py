@@ -190,7 +190,7 @@ def _decisions(decisions: Result) -> list[str]:
         f"median (least - most) of five, at a machine load of {machine['load_average_1min']:.1f}",
         "(above its cores other programs took their share); [decisions.json](decisions.json).",
         "",
-        "| samples | workers | one release decision, ms | dispatch, microseconds a sample |",
+        "| samples | workers | one release decision, CPU ms | dispatch, CPU us a sample |",
         "|---|---|---|---|",
         *(
             f"| {row['samples']} | {row['workers']} | {_range(row['release_decision_ms'])} | "
