@@ -28,6 +28,7 @@ NAMESPACE = "test-real-clients"
 NUM_WORKERS = 2
 LIMIT_S = 90.0
 POLL_S = 0.05
+NUM_OPEN = 4096
 
 LENGTHS = (12, 20, 16, 24, 30, 18, 260)
 """One response goes on for long behind all others: a worker is released meanwhile."""
@@ -264,3 +265,36 @@ async def test_vllms_benchmark_client_measures_every_request(
     assert [output.error for output in outputs] == [""] * 6
     assert all(output.success and output.output_tokens == 12 for output in outputs)
     assert all(output.ttft > 0 for output in outputs)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_thousands_of_open_requests_are_all_answered_and_none_twice(
+    real_url: str, model: str, record_property: Any
+) -> None:
+    started_s = time.monotonic()
+    timeout = aiohttp.ClientTimeout(total=500)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+
+        async def ask(number: int) -> tuple[str, list[int]]:
+            body = {
+                "model": model,
+                "prompt": [1 + number % 200, 1 + number // 200],
+                "max_tokens": 4,
+                "seed": 1,
+                "request_id": f"many-{number}",
+                "ignore_eos": True,
+                "return_token_ids": True,
+            }
+            async with session.post(f"{real_url}/v1/completions", json=body) as response:
+                assert response.status == 200, await response.text()
+                answer = await response.json()
+                return answer["id"], answer["choices"][0]["token_ids"]
+
+        answers = await asyncio.gather(*(ask(number) for number in range(NUM_OPEN)))
+        assert [name for name, _ in answers] == [f"many-{number}" for number in range(NUM_OPEN)]
+        assert all(len(ids) == 4 for _, ids in answers)
+        again = await ask(0)
+    assert again == answers[0]
+    record_property("seconds", time.monotonic() - started_s)
