@@ -45,8 +45,11 @@ class GroupSettings(Settings):
     """How many workers stay when nothing is left to decode."""
     move_samples_by: Literal["recompute", "copy", "auto"] = "recompute"
     """How a leaver's unfinished samples get their KV at their next worker: computed anew from
-    their tokens, copied from the leaver, or whichever is expected to be faster by what was
-    measured on these workers."""
+    their tokens, copied from the leaver, or ("auto") whichever is expected to be faster by what
+    was measured on these workers. Computing it lengthens a step of the whole group, copying only
+    delays the sample. On the tiny model of the demo a copy is slower at 128 tokens of context and
+    takes less than half the time at 900 (benchmarks/results/move_cost.json), so the default is
+    what needs nobody else."""
     idle_beat_s: float = Field(default=0.02, gt=0, le=1)
     """Longest wait between two control words of an idle group: the latency with which an idle
     group notices new work, against the CPU that waiting costs."""

@@ -193,16 +193,19 @@ class Engine:
         """Let go of a running sample but keep its KV where it is, for ``export_kv``; returns of
         how many tokens. Only for an engine that makes no steps until ``drop_held``."""
         self._held[sample_id] = self._running.pop(sample_id)
-        return private.computed_tokens(self._hosted, sample_id)
+        return self._exportable_tokens(sample_id)
+
+    def _exportable_tokens(self, sample_id: SampleId) -> int:
+        return private.computed_tokens(self._hosted, sample_id) if self._kv.copyable else 0
 
     def export_kv(self, sample_id: SampleId) -> SampleKv | None:
-        """The KV of a held sample, which is dropped with that. None: it is not held, or nothing
-        was computed yet."""
+        """The KV of a held sample, which is dropped with that. None: it is not held, or there is
+        nothing that could be copied."""
         held = self._held.pop(sample_id, None)
         if held is None:
             return None
         kv = None
-        if private.computed_tokens(self._hosted, sample_id):
+        if self._exportable_tokens(sample_id):
             kv = self._kv.read(sample_id, held.sample.continued(tuple(held.token_ids)))
         self._drop(sample_id)
         return kv

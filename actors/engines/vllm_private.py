@@ -646,6 +646,9 @@ class KvPool:
                 "the attention backend does not keep KV block by block "
                 f"(cache shape {tuple(caches[0].shape)}); it cannot be resized"
             )
+        self.copyable = len(engine.runner.kv_cache_config.kv_cache_groups) == 1
+        """One block table per request. Layers of several kinds have several: their samples are
+        recomputed when they move."""
         self.block_bytes = sum(c[0].numel() * c.element_size() for c in caches)
         self.block_tokens: int = engine.config.cache_config.block_size
 

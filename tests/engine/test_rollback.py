@@ -111,8 +111,11 @@ def test_a_leaver_that_stands_by_takes_its_part_again_after_a_rollback(
     for w in change.old_members:
         pair.workers[w].do("rollback", change.generation)
         pair.wait_for_rollback(w, change.generation)
+    moved = list(pair.waiting)
+    assert pair.workers[change.leavers[0]].do("fetch_kv", moved) == {}
     pair.place_waiting()
     assert_same(pair.finish_all(), reference)
+    assert not any(pair.stats(w).kv_used_tokens for w in pair.members), "KV is still held"
 
 
 def test_a_damaged_expert_stops_the_change_and_the_old_owner_keeps_it(

@@ -7,6 +7,7 @@ import pytest
 from actors.boundary_jobs import BoundaryJobs
 from actors.outbox import Outbox
 from actors.protocol import Evicted, Tokens
+from actors.step_record import StepRecord
 from placement.errors import MembershipError
 from placement.ids import SampleId
 from placement.samples import FinishReason
@@ -72,3 +73,33 @@ def test_no_job_waits_for_a_decode_thread_that_has_ended() -> None:
         waiting.result(0)
     with pytest.raises(MembershipError, match="worker 3 has left"):
         jobs.post(lambda: 5)
+
+
+class FakeEngine:
+    """What a step record asks an engine."""
+
+    num_running = kv_used_tokens = refused_kv = 0
+    kv_capacity_tokens = 64
+    copied_kv = (4096, 0.5)
+
+
+def test_a_prefill_costs_what_its_step_took_beyond_the_usual() -> None:
+    record = StepRecord()
+    for start_s, seconds, prefilled_tokens in (
+        (0.0, 0.25, 0),
+        (1.0, 0.25, 0),
+        (2.0, 1.0, 30),
+        (4.0, 0.125, 2),
+        (5.0, 0.25, 0),
+    ):
+        record.step(
+            start_s,
+            start_s + seconds,
+            made_tokens=True,
+            unfinished=True,
+            prefilled_tokens=prefilled_tokens,
+        )
+    stats = record.take_stats(FakeEngine())  # type: ignore[arg-type]
+    assert (stats.prefilled_tokens, stats.prefill_s) == (32, 0.75)
+    assert (stats.copied_kv_bytes, stats.copied_kv_s) == (4096, 0.5)
+    assert (stats.steps, stats.step_s_sum) == (5, 1.875)
