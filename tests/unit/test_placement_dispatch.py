@@ -82,7 +82,11 @@ def test_the_head_of_the_queue_starts_if_it_fits_anywhere(group: FakeGroup) -> N
     if view.queued:
         head = min(view.queued, key=lambda s: s.order)
         alone = plan_dispatch(replace(view, queued=(head,))).bindings
-        assert plan_dispatch(view).bindings[:1] == alone
+        bindings = plan_dispatch(view).bindings
+        if alone:
+            assert bindings[:1] == alone
+        else:  # smaller ones behind it may pass
+            assert head.sample_id not in {b.sample_id for b in bindings}
 
 
 @given(st.integers(0, 50), st.integers(1, 8))
