@@ -9,9 +9,7 @@ for each other too; the ratio is what carries over, and only to machines like th
 
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,12 +18,12 @@ from pathlib import Path
 import torch
 
 from actors.engines.sampling_noise import draw, noise_key
+from benchmarks.provenance import ROOT, provenance
 from deploy.make_model import make_model
 from placement.ids import SampleId
 from placement.samples import Sample, Sampling
 from tests.engine.local_group import LocalGroup
 
-ROOT = Path(__file__).parents[1]
 SAMPLES_PER_WORKER = 16
 STEPS = 48
 REPEATS = 5
@@ -81,20 +79,11 @@ def noise_us(rows: int, vocab_size: int) -> dict[str, float]:
     return {"ours": median_us(lambda: draw(logits, keys)), "torch": median_us(stock)}
 
 
-def _git(*words: str) -> str:
-    return subprocess.run(
-        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
 def main(out: Path) -> None:
-    if _git("status", "--porcelain", "--untracked-files=no"):
-        raise SystemExit("the tree has uncommitted changes: a result must name its commit")
     os.environ["PYTHONPATH"] = str(ROOT)
     torch.set_num_threads(1)
     result: dict[str, object] = {
-        "commit": _git("rev-parse", "HEAD"),
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        **provenance(),
         "samples_per_worker": SAMPLES_PER_WORKER,
         "repeats": REPEATS,
     }
