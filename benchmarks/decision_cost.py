@@ -59,13 +59,9 @@ def _measure(num_samples: int, num_workers: int) -> dict[str, Any]:
     return {
         "samples": num_samples,
         "workers": num_workers,
-        "release_decision_ms": _spread([1e3 * s for s in release_s]),
-        "dispatch_us_per_sample": _spread([1e6 * s / num_samples for s in dispatch_s]),
+        "release_decision_ms": spread([1e3 * s for s in release_s]),
+        "dispatch_us_per_sample": spread([1e6 * s / num_samples for s in dispatch_s]),
     }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"min": min(values), "median": float(np.median(values)), "max": max(values)}
 
 
 def _view(num_samples: int, num_workers: int, *, running: bool) -> GroupView:

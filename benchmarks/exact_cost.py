@@ -19,6 +19,7 @@ import torch
 
 from actors.engines.sampling_noise import draw, noise_key
 from benchmarks.provenance import ROOT, provenance
+from benchmarks.spread import spread
 from deploy.make_model import make_model
 from placement.ids import SampleId
 from placement.samples import Sample, Sampling
@@ -92,8 +93,8 @@ def main(out: Path) -> None:
         for size in (1, 2, 4):
             exact, stock = step_s(model, size, exact=True), step_s(model, size, exact=False)
             result[f"workers_{size}"] = {
-                "exact_step_ms": _spread([1000 * s for s in exact]),
-                "stock_step_ms": _spread([1000 * s for s in stock]),
+                "exact_step_ms": spread([1000 * s for s in exact]),
+                "stock_step_ms": spread([1000 * s for s in stock]),
                 "ratio_of_medians": statistics.median(exact) / statistics.median(stock),
             }
             print(size, result[f"workers_{size}"], flush=True)
@@ -101,10 +102,6 @@ def main(out: Path) -> None:
         f"16x{vocab}": noise_us(SAMPLES_PER_WORKER, vocab) for vocab in (512, 151_936)
     }
     out.write_text(json.dumps(result, indent=2) + "\n")
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
 if __name__ == "__main__":

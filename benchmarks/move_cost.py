@@ -12,7 +12,6 @@ context costs all the others, whose step it lengthens, is in the steps' seconds.
 import asyncio
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from actors.ray_worker_port import RayWorker, RayWorkerFactory
 from actors.sample_kv import SampleKv
 from actors.settings import GroupSettings, LeaseSettings
 from benchmarks.provenance import ROOT, provenance
+from benchmarks.spread import spread
 from deploy.make_model import make_model
 from placement.ids import Generation, SampleId, WorkerId
 from placement.samples import Sample, Sampling
@@ -123,11 +123,11 @@ class Bench:
         for _ in range(REPEATS):
             copied.append(await self.move(context_tokens, copies=True))
             recomputed.append(await self.move(context_tokens, copies=False))
-        copied_ms = _spread([move["next_token_ms"] for move in copied])
-        recomputed_ms = _spread([move["next_token_ms"] for move in recomputed])
+        copied_ms = spread([move["next_token_ms"] for move in copied])
+        recomputed_ms = spread([move["next_token_ms"] for move in recomputed])
         return {
             "copied_ms": copied_ms,
-            "of_these_fetch_ms": _spread([move["fetch_ms"] for move in copied]),
+            "of_these_fetch_ms": spread([move["fetch_ms"] for move in copied]),
             "recomputed_ms": recomputed_ms,
             "ratio_of_medians": copied_ms["median"] / recomputed_ms["median"],
             "kv_bytes": copied[0]["kv_bytes"],
@@ -137,10 +137,6 @@ class Bench:
 def _sample(name: str, prompt_tokens: int, sampling: Sampling) -> Sample:
     prompt = tuple(1 + (7 * i) % 250 for i in range(prompt_tokens))
     return Sample(SampleId(name), prompt, sampling, seed=1)
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
 async def _start(model: str, store_port: int) -> list[Side]:
