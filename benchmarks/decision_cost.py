@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.spread import spread
 from placement.cost import ReconfigurationCost, StepTimeModel
 from placement.dispatcher import Dispatcher, DispatchSettings
 from placement.horizon import GroupCosts
