@@ -21,7 +21,7 @@ $(error ACCEL is "$(ACCEL)"; it must be cpu or gpu)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-short test test-long check format bench bench-demo
+.PHONY: help setup demo demo-short test test-long check format bench bench-demo bench-engine
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -66,6 +66,10 @@ test-long: setup ## The long tests (tens of minutes)
 
 bench: setup ## Simulate every scenario on every trace (hours on few cores); writes benchmarks/results
 	$(BIN)/python -m benchmarks.suite --decisions
+
+bench-engine: setup ## Measure on real engines what exact mode and moving a sample cost; writes benchmarks/results
+	$(BIN)/python -m benchmarks.exact_cost benchmarks/results/exact_cost.json
+	$(BIN)/python -m benchmarks.move_cost benchmarks/results/move_cost.json
 
 bench-demo: setup ## Measure the recorded batch on this machine; the result is named by its commit
 	$(BIN)/flexfloor demo --out out --json out/bench-$$(git describe --always --dirty).json
