@@ -68,6 +68,11 @@ class LeaseLedger:
         self._segment_steps = 0
 
     @property
+    def steps(self) -> int:
+        """Of the group, since the ledger was begun."""
+        return self._steps
+
+    @property
     def freed(self) -> int:
         """Slots that an open rollout leased and gave back."""
         return max((a.peak - self.leased for a in self._open.values()), default=0)

@@ -40,6 +40,12 @@ class Backlog:
         self._next_order = 0
         self._load_accepted = 0
         self._load_ended = 0
+        self._load_began_at_step = 0
+        self.load = 0
+        """Number of the load: all rollouts since none was open."""
+        self.when_accepted: list[Callable[[Rollout], None]] = []
+        self.when_sample_ends: list[Callable[[SampleRecord], None]] = []
+        self.when_load_ends: list[Callable[[], None]] = []
 
     def replay(self, make_samples: Callable[[RolloutRequest], tuple[Sample, ...]]) -> None:
         """Rebuild all rollouts from the journal (before anything else is done here)."""
@@ -88,6 +94,8 @@ class Backlog:
         self._journal.append(Accepted(request.rollout_id, request, now))
         rollout = self._admit(request, samples, now)
         self._telemetry.accepted.inc(len(samples))
+        for tell in self.when_accepted:
+            tell(rollout)
         self._forget_oldest()
         return rollout
 
@@ -126,6 +134,16 @@ class Backlog:
         """A sample of the load has ended: of all rollouts since none was open. A batch may
         come as a rollout per sample, so those that have ended count."""
         return self._load_ended > 0
+
+    @property
+    def load_ended(self) -> int:
+        """Samples of the load that have ended."""
+        return self._load_ended
+
+    @property
+    def load_steps(self) -> int:
+        """Lockstep steps since the load began."""
+        return self._ledger.steps - self._load_began_at_step
 
     @property
     def finished_ratio(self) -> float:
@@ -229,6 +247,8 @@ class Backlog:
     def _admit(self, request: RolloutRequest, samples: tuple[Sample, ...], at: float) -> Rollout:
         if not self.open_rollouts():
             self._load_accepted = self._load_ended = 0
+            self._load_began_at_step = self._ledger.steps
+            self.load += 1
         rollout = Rollout(request, samples, self._next_order, at)
         self._load_accepted += len(samples)
         self._next_order += len(samples)
@@ -261,8 +281,13 @@ class Backlog:
         rollout.end(record, entry.finish_reason, entry.error, entry.at)
         self._load_ended += 1
         self._queued.pop(entry.sample_id, None)
+        for tell in self.when_sample_ends:
+            tell(rollout.records[entry.sample_id])
         if not rollout.open:
             self._ledger.end(entry.rollout_id, entry.at)
+            if not self.open_rollouts():
+                for tell_end in self.when_load_ends:
+                    tell_end()
 
     def _forget_oldest(self) -> None:
         """Only rollouts that ended a while ago and of which no worker holds anything."""

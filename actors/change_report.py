@@ -16,6 +16,7 @@ _MAX_STEPS_DURING = 1000
 class ChangeReport:
     """Args:
     witness: the survivor whose steps are compared before and during the preparation.
+    decided_at_step: of the load.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class ChangeReport:
         decided_at: float,
         finished_ratio: float,
         witness: Worker | None,
+        decided_at_step: int = 0,
     ) -> None:
         self._generation = generation
         self._old_members = old_members
@@ -35,6 +37,8 @@ class ChangeReport:
         self._decided_at = decided_at
         self._finished_ratio = finished_ratio
         self._witness = witness
+        self._decided_at_step = decided_at_step
+        self._measured_steps: int | None = None
         self._steps_before_s = tuple(s.seconds for s in witness.recent_steps) if witness else ()
         self._steps_during_s: list[float] = []
         self._details_s: dict[str, float] = {}
@@ -89,6 +93,10 @@ class ChangeReport:
             )
         )
 
+    def load_ended(self, load_steps: int) -> None:
+        """What was predicted can be held against what came."""
+        self._measured_steps = load_steps - self._decided_at_step
+
     def phases_s(self, progress: ChangeProgress, now: float) -> dict[str, float]:
         """Seconds of each phase so far, from its entry to the next one's; "lease" is before."""
         entries = list(progress.entered_s.items())
@@ -104,6 +112,7 @@ class ChangeReport:
         return {str(name): seconds for name, seconds in phases_s.items()} | self._details_s
 
     def status(self, progress: ChangeProgress, now: float) -> OperationStatus:
+        predicted, measured_steps = self.decision.predicted, self._measured_steps
         return OperationStatus(
             generation=self._generation,
             old_members=self._old_members,
@@ -125,4 +134,9 @@ class ChangeReport:
             steps_before_s=self._steps_before_s,
             steps_during_s=tuple(self._steps_during_s),
             released=tuple(self._released),
+            predicted=predicted,
+            measured_steps=measured_steps,
+            steps_error_ratio=(
+                predicted.steps_with / measured_steps - 1 if predicted and measured_steps else None
+            ),
         )

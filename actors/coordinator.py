@@ -13,6 +13,7 @@ from actors.admission import make_samples
 from actors.backlog import Backlog
 from actors.concurrently import each_of, end
 from actors.crew import Crew
+from actors.foresight import Foresight
 from actors.journal import Journal, MemoryJournal
 from actors.ports import GroupStore, LeasePort, WorkerFactory
 from actors.regularly import regularly
@@ -48,7 +49,10 @@ class Coordinator:
         clock: wall clock, in seconds since the epoch.
         journal: where accepted work is remembered; one that outlives the process makes
             rollouts survive it.
-        dispatch, release_rule: the decisions.
+        dispatch, release_rule: the decisions; None: what ``settings.planning`` says.
+
+    Raises:
+        ConfigError: there is a length history that cannot be used.
     """
 
     def __init__(
@@ -60,8 +64,8 @@ class Coordinator:
         clock: Callable[[], float] = time.time,
         *,
         journal: Journal | None = None,
-        dispatch: Callable[[GroupView], DispatchPlan] = plan_dispatch,
-        release_rule: ReleaseRule = decide_width,
+        dispatch: Callable[[GroupView], DispatchPlan] | None = None,
+        release_rule: ReleaseRule | None = None,
     ) -> None:
         self._settings = settings
         self._factory = factory
@@ -73,7 +77,15 @@ class Coordinator:
         )
         journal = journal if journal is not None else MemoryJournal()
         self._backlog = Backlog(settings.coordinator, journal, self._ledger, self._telemetry, clock)
-        self._steering = Steering(self._crew, self._backlog, dispatch, release_rule)
+        plans = settings.planning.policy == "planner"
+        self._foresight = Foresight(settings, clock) if plans else None
+        self._steering = Steering(
+            self._crew,
+            self._backlog,
+            dispatch or (self._foresight.dispatch if self._foresight else plan_dispatch),
+            release_rule or (self._foresight.decide_width if self._foresight else decide_width),
+            self._foresight,
+        )
         self._served: ServedModel | None = None
         self._starting: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []
@@ -119,6 +131,11 @@ class Coordinator:
 
     async def _start(self) -> None:
         self._backlog.replay(lambda request: make_samples(request, self._unchecked_model()))
+        if self._foresight is not None:
+            self._foresight.take_over(self._backlog.open_rollouts())
+            self._backlog.when_accepted.append(self._foresight.accepted)
+            self._backlog.when_sample_ends.append(self._foresight.ended)
+            self._backlog.when_load_ends.append(self._foresight.load_ended)
         await self._steering.start(self._factory)
         facts = self._crew.capacity.facts
         self._served = ServedModel(
@@ -288,6 +305,8 @@ class Coordinator:
         await end(self._starting, *self._background)
         await self._steering.stop()
         self._backlog.end_all_open(FinishReason.ABORT, "the service was shut down")
+        if self._foresight is not None:
+            self._foresight.save()
         await self._crew.kill(self._crew.roster.workers.values())
         self._crew.roster.disband()
         await self._crew.sweep()

@@ -119,8 +119,8 @@ class KvMoves:
         return MoveView(
             kv_tokens=kv_tokens,
             kv_bytes=num_blocks * facts.kv_block_bytes,
-            copy_speed=self._copy_speed(),
-            prefill_s_per_token=self._prefill_s_per_token(),
+            copy_speed=self.copy_speed(),
+            prefill_s_per_token=self.prefill_s_per_token(),
         )
 
     def _stats(self) -> list[StepStats]:
@@ -131,7 +131,7 @@ class KvMoves:
         self._crew.telemetry.moved_kv_bytes.inc(num_bytes)
         self._crew.telemetry.moved_kv_s.inc(took_s)
 
-    def _copy_speed(self) -> CopySpeed | None:
+    def copy_speed(self) -> CopySpeed | None:
         """The copies seen here, and what filling blocks took the workers."""
         if not self._copies:
             return None
@@ -143,6 +143,7 @@ class KvMoves:
             + (filled_s / filled_bytes if filled_bytes else 0.0),
         )
 
-    def _prefill_s_per_token(self) -> float | None:
+    def prefill_s_per_token(self) -> float | None:
+        """Of samples that were recomputed; None before the first."""
         tokens = sum(stats.prefilled_tokens for stats in self._stats())
         return sum(stats.prefill_s for stats in self._stats()) / tokens if tokens else None

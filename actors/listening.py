@@ -10,6 +10,7 @@ from typing import Protocol
 
 from actors.backlog import Backlog
 from actors.crew import Crew
+from actors.foresight import Foresight
 from actors.kv_moves import KvMoves
 from actors.protocol import Broken, Evicted, Tokens, WorkerReport
 from actors.reconfigure import Reconfiguration
@@ -34,11 +35,23 @@ class Listener(Protocol):
 
 
 class Listening:
-    def __init__(self, crew: Crew, backlog: Backlog, moves: KvMoves, listener: Listener) -> None:
+    """Args:
+    foresight: is told how long steps take.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        backlog: Backlog,
+        moves: KvMoves,
+        listener: Listener,
+        foresight: Foresight | None,
+    ) -> None:
         self._crew = crew
         self._backlog = backlog
         self._moves = moves
         self._listener = listener
+        self._foresight = foresight
         self._clock: Callable[[], float] = crew.clock
         self.last_step_at = 0.0
         self.endings = 0
@@ -121,4 +134,9 @@ class Listening:
         change = self._listener.change
         if change is not None:
             change.report.observe(worker, stats, steps, change.progress)
+        elif self._foresight is not None and worker.worker_id in self._crew.roster.members[:1]:
+            # All step alike, so one tells it of all.
+            self._foresight.measured.add_steps(
+                len(self._crew.roster.members), [s.seconds for s in steps], self._backlog.running
+            )
         self._crew.telemetry.report(worker.worker_id, stats)

@@ -59,6 +59,8 @@ class Reconfiguration:
         self._new = staying + joiners
         self._leaving = [worker for worker in self._old if worker.worker_id in self.leavers]
         self.generation = crew.roster.new_generation()
+        self.load = backlog.load
+        """The load that it was decided for."""
         self.progress = ChangeProgress.begin(crew.clock())
         self.report = ChangeReport(
             self.generation,
@@ -68,6 +70,7 @@ class Reconfiguration:
             decided_at,
             backlog.finished_ratio,
             staying[0] if staying else None,
+            backlog.load_steps,
         )
         self._crossing = Crossing(
             [worker.worker_id for worker in staying],

@@ -5,7 +5,10 @@ Every change is one method, called with a journaled fact; replaying the journal 
 methods.
 """
 
+import array
 import asyncio
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from actors.rollout_api import (
@@ -20,7 +23,7 @@ from actors.rollout_api import (
 from placement.errors import MembershipError, RequestError
 from placement.ids import RolloutId, SampleId, WorkerId
 from placement.samples import FinishReason, Sample
-from placement.views import SampleView
+from placement.views import LengthBelief, SampleView
 
 
 @dataclass(slots=True)
@@ -37,6 +40,8 @@ class SampleRecord:
     order: int
     since: float
     """When it was queued or bound last."""
+    prompt_key: str = ""
+    """The same for the same prompt, in whichever rollout."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     worker_id: WorkerId | None = None
@@ -55,21 +60,29 @@ class SampleRecord:
     def to_submit(self) -> Sample:
         return self.sample.continued(tuple(self.token_ids))
 
-    def view(self) -> SampleView:
-        """Kept while the sample waits: a long queue is looked at far more often than it changes."""
+    @property
+    def context_tokens(self) -> int:
+        return len(self.sample.prompt_ids) + len(self.token_ids)
+
+    def view(self, belief: LengthBelief | None = None) -> SampleView:
+        """Kept while the sample waits and nothing else is believed of it: a long queue is looked
+        at far more often than it changes."""
         if self.worker_id is not None:
-            return self._make_view()
-        if self.waiting_view is None:
-            self.waiting_view = self._make_view()
+            return self._make_view(belief)
+        if self.waiting_view is None or self.waiting_view.belief is not belief:
+            self.waiting_view = self._make_view(belief)
         return self.waiting_view
 
-    def _make_view(self) -> SampleView:
+    def _make_view(self, belief: LengthBelief | None) -> SampleView:
         return SampleView(
             sample_id=self.sample.sample_id,
-            context_tokens=len(self.sample.prompt_ids) + len(self.token_ids),
+            context_tokens=self.context_tokens,
             max_context_tokens=self.sample.max_context_tokens,
             order=self.order,
             worker_id=self.worker_id,
+            generated_tokens=len(self.token_ids),
+            prompt_key=self.prompt_key,
+            belief=belief,
         )
 
     def place(self, worker_id: WorkerId | None, now: float) -> None:
@@ -129,6 +142,11 @@ class SampleRecord:
         )
 
 
+def key_of_prompt(token_ids: Sequence[int]) -> str:
+    """By which a prompt is known again: a hash, so that a history holds no prompts."""
+    return hashlib.blake2b(array.array("q", token_ids).tobytes(), digest_size=12).hexdigest()
+
+
 class Rollout:
     """Args:
     samples: in the order of the request: prompt by prompt.
@@ -142,6 +160,7 @@ class Rollout:
         self.accepted_at = now
         self.ended_at: float | None = None
         self.aborted = False
+        keys = [key_of_prompt(prompt) for prompt in request.prompts]
         self.records: dict[SampleId, SampleRecord] = {
             sample.sample_id: SampleRecord(
                 sample=sample,
@@ -149,6 +168,7 @@ class Rollout:
                 sample_index=index % request.num_samples,
                 order=first_order + index,
                 since=now,
+                prompt_key=keys[index // request.num_samples],
             )
             for index, sample in enumerate(samples)
         }
@@ -173,6 +193,10 @@ class Rollout:
     @property
     def response_tokens(self) -> int:
         return sum(len(record.token_ids) for record in self.records.values())
+
+    def ended(self) -> Sequence[SampleRecord]:
+        """In the order in which they ended."""
+        return tuple(self._ended)
 
     def unfinished(self) -> list[SampleRecord]:
         return [r for r in self.records.values() if r.finish_reason is None]

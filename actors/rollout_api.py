@@ -11,6 +11,7 @@ from typing import Protocol
 from placement.ids import Generation, RolloutId, SampleId, WorkerId
 from placement.membership import Phase
 from placement.samples import FinishReason, Sampling
+from placement.views import Prediction
 
 
 class Strategy(StrEnum):
@@ -177,6 +178,10 @@ class OperationStatus:
             during, the preparation (bounded).
         finished_ratio_at_start: ended samples over accepted ones, of the rollouts that have been
             open without a gap.
+        predicted: what a release was thought to bring, where the rule predicts.
+        measured_steps: steps from that decision until those rollouts had ended; None while they
+            last.
+        steps_error_ratio: predicted over measured steps, less 1.
     """
 
     generation: Generation
@@ -199,6 +204,9 @@ class OperationStatus:
     steps_before_s: tuple[float, ...] = ()
     steps_during_s: tuple[float, ...] = ()
     released: tuple[ReleasedSlot, ...] = ()
+    predicted: Prediction | None = None
+    measured_steps: int | None = None
+    steps_error_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

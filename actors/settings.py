@@ -102,6 +102,31 @@ class CoordinatorSettings(Settings):
     some nodes have keeps them there, off nodes that come and go with the load."""
 
 
+class PlanningSettings(Settings):
+    """Who decodes what, and who leaves when (``docs/planning.md``)."""
+
+    policy: Literal["first_rule", "planner"] = "first_rule"
+    """"first_rule" knows no lengths: samples start in arrival order, and workers leave as soon as
+    the others have room for every running sample's full length. "planner" predicts lengths,
+    starts the longest first, and releases when that pays at the price."""
+    price: float = Field(default=0.5, ge=0, le=1)
+    """Of a freed worker-second, between 0 (only the makespan counts) and 1 (only what is
+    occupied does)."""
+    max_slowdown_ratio: float | None = Field(default=None, ge=0)
+    """If set, the price is not used: as much is freed as possible while a load takes at most
+    this share longer than without any release."""
+    unit: Literal["seconds", "steps"] = "seconds"
+    """What the planner counts in. Where several workers share cores, a narrow group is faster
+    only because fewer processes compete; "steps" charges every step alike, whatever the width."""
+    replan_steps: int = Field(default=256, ge=1)
+    """Least steps between two plans, unless a worker idles or the group has changed."""
+    max_changes: int = Field(default=8, ge=1)
+    """Most releases while one load lasts."""
+    length_history: str = ""
+    """File in which what was learned about lengths outlives the service; empty: it does not. It
+    is written by whichever node the coordinator runs on."""
+
+
 class RuntimeSettings(Settings):
     """All of the above: what the coordinator is made from."""
 
@@ -109,5 +134,6 @@ class RuntimeSettings(Settings):
     group: GroupSettings = GroupSettings()
     lease: LeaseSettings = LeaseSettings()
     coordinator: CoordinatorSettings = CoordinatorSettings()
+    planning: PlanningSettings = PlanningSettings()
     namespace: str = "flexfloor"
     """Ray namespace of all our actors."""

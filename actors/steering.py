@@ -13,6 +13,7 @@ from actors.attempts import Attempts
 from actors.backlog import Backlog
 from actors.concurrently import all_of, each_of, end
 from actors.crew import Crew
+from actors.foresight import Foresight
 from actors.founding import attach_group, found_group
 from actors.kv_moves import KvMoves
 from actors.listening import Listening
@@ -37,29 +38,36 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class Steering:
+    """Args:
+    foresight: what the rules are to know beside the records; None: they know no lengths.
+    """
+
     def __init__(
         self,
         crew: Crew,
         backlog: Backlog,
         dispatch: Callable[[GroupView], DispatchPlan],
         release_rule: ReleaseRule,
+        foresight: Foresight | None = None,
     ) -> None:
         self._crew = crew
         self._backlog = backlog
         self._dispatch_rule = dispatch
-        self._release_rule = release_rule
+        self._foresight = foresight
         self._moves = KvMoves(crew)
-        self.listening = Listening(crew, backlog, self._moves, self)
+        self.listening = Listening(crew, backlog, self._moves, self, foresight)
         self.waiting_for = ""
         self.width = Width(
             crew,
             backlog,
             self._moves,
             release_rule,
+            foresight,
             self.listening.listen,
             self.wake,
             self._say,
         )
+        backlog.when_load_ends.append(self.width.load_ended)
         self._wakeup = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -150,6 +158,7 @@ class Steering:
         if not self._crew.roster.members:
             await self._found_again()
         if self._crew.roster.members and not self._lost:
+            self._look_ahead()
             await self._dispatch()
             policy = self._crew.settings.group.idle_workers if self._asked else IdlePolicy.ALL
             if not await self.width.steer(IdlePolicy(policy)):
@@ -221,6 +230,19 @@ class Steering:
         if seconds > 0:
             self._alarm = asyncio.get_running_loop().call_later(seconds, self.wake)
 
+    def _look_ahead(self) -> None:
+        if self._foresight is None or not self._backlog.num_open:
+            return
+        copy_speed = self._moves.copy_speed()
+        self._foresight.price_with(
+            self._crew.capacity.facts,
+            self._moves.prefill_s_per_token(),
+            1 / copy_speed.s_per_byte if copy_speed and copy_speed.s_per_byte else None,
+        )
+        self._foresight.renew(
+            self._backlog.running, self._backlog.load_steps, self._backlog.load_ended
+        )
+
     # Samples to workers
 
     async def _dispatch(self) -> None:
@@ -228,12 +250,14 @@ class Steering:
         if self._backlog.num_queued and len(leaving) < len(self._crew.roster.members):
             bound = self._bind(
                 self._dispatch_rule(
-                    view_for_dispatch(self._crew, self._backlog, Strategy.ELASTIC, leaving)
+                    view_for_dispatch(
+                        self._crew, self._backlog, self._foresight, Strategy.ELASTIC, leaving
+                    )
                 )
             )
             self._pin_static()
             if chunk_worker := self._backlog.chunk_worker():
-                view = view_for_dispatch(self._crew, self._backlog, Strategy.STATIC, leaving)
+                view = view_for_dispatch(self._crew, self._backlog, None, Strategy.STATIC, leaving)
                 for worker_id, ids in self._bind(plan_static_chunks(view, chunk_worker)).items():
                     bound.setdefault(worker_id, []).extend(ids)
             await each_of(self._submit(worker_id, ids) for worker_id, ids in bound.items())

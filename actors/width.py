@@ -11,6 +11,7 @@ from actors.attempts import Attempts
 from actors.backlog import Backlog
 from actors.concurrently import end
 from actors.crew import Crew
+from actors.foresight import Foresight
 from actors.kv_moves import KvMoves
 from actors.outlook import view_for_width
 from actors.reconfigure import GroupLostError, Reconfiguration
@@ -41,6 +42,7 @@ class Width:
         backlog: Backlog,
         moves: KvMoves,
         release_rule: ReleaseRule,
+        foresight: Foresight | None,
         listen: Callable[[Worker], None],
         wake: Callable[[], None],
         say: Callable[[str], None],
@@ -49,6 +51,7 @@ class Width:
         self._backlog = backlog
         self._moves = moves
         self._release_rule = release_rule
+        self._foresight = foresight
         self._listen = listen
         self._wake = wake
         self._say = say
@@ -100,7 +103,8 @@ class Width:
         """Decide, and begin what was decided. False: nobody at all is to stay."""
         if self.change is not None:
             return True
-        decision = self._release_rule(view_for_width(self._crew, self._backlog), policy)
+        view = view_for_width(self._crew, self._backlog, self._foresight, self._num_changes())
+        decision = self._release_rule(view, policy)
         now_wide = len(self._crew.roster.members)
         self.wanted_workers = decision.width
         arrived = self._take_arrived()
@@ -115,6 +119,20 @@ class Width:
         elif 0 < decision.width < now_wide and self._changes.may_try:
             self._begin(decision, [], self._crew.clock())
         return decision.width > 0
+
+    def _num_changes(self) -> int:
+        """Releases that this load has seen to their end. A group that grows back, or for new work,
+        uses none of them up."""
+        return sum(
+            bool(op.leavers) and op.load == self._backlog.load and op.progress.phase is Phase.DONE
+            for op in self.operations
+        )
+
+    def load_ended(self) -> None:
+        """What was predicted for it can be held against what came."""
+        for op in self.operations:
+            if op.load == self._backlog.load:
+                op.report.load_ended(self._backlog.load_steps)
 
     async def _acquire(self, count: int) -> list[Worker]:
         def still_wanted() -> bool:
@@ -164,6 +182,8 @@ class Width:
             _log.warning("rolled back: %s", ended.progress.error)
             self._changes.fail()
         else:
+            if self._foresight is not None:
+                self._foresight.measured.add_change(ended.status().pause_s)
             self._changes.reset()
             self._changes.not_before = self._crew.clock() + self._interval_s
         return ""

@@ -23,7 +23,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class FlexFloorConfig(RuntimeSettings):
-    """The sections ``model``, ``group``, ``lease``, ``coordinator``, ``service``."""
+    """The sections ``model``, ``group``, ``lease``, ``coordinator``, ``planning``, ``service``."""
 
     service: ServiceSettings = ServiceSettings()
 

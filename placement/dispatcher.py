@@ -50,6 +50,9 @@ class DispatchSettings:
 class Dispatcher:
     """A dispatch rule, as ``placement.dispatch.plan_dispatch`` is one.
 
+    Attributes:
+        costs: may be replaced as more of them is measured.
+
     Args:
         tuner: finds the reserve; shared with the release planner of the same group, so that
             what the one sends away finds room with the other.
@@ -59,7 +62,7 @@ class Dispatcher:
         self, settings: DispatchSettings, costs: GroupCosts, tuner: ReserveTuner | None = None
     ) -> None:
         self._settings = settings
-        self._costs = costs
+        self.costs = costs
         self._tuner = tuner or ReserveTuner(Reserve())
         self._balanced_at = 0
 
@@ -103,7 +106,7 @@ class Dispatcher:
         if view.steps - self._balanced_at < rebalance.interval_steps:
             return ()
         self._balanced_at = view.steps
-        return plan_moves(view, self._costs, rebalance)
+        return plan_moves(view, self.costs, rebalance)
 
 
 def _expected_log_tokens(sample: SampleView) -> float:

@@ -73,6 +73,9 @@ class PlannerSettings:
 class ReleasePlanner:
     """A release rule (``placement.release.ReleaseRule``).
 
+    Attributes:
+        costs: may be replaced as more of them is measured.
+
     Args:
         tuner: shared with the dispatcher of the same group, which keeps it up to date.
     """
@@ -81,7 +84,7 @@ class ReleasePlanner:
         self, settings: PlannerSettings, costs: GroupCosts, tuner: ReserveTuner | None = None
     ) -> None:
         self._settings = settings
-        self._costs = costs
+        self.costs = costs
         self._tuner = tuner or ReserveTuner(Reserve())
         self._planned_at: int | None = None
         self._planned_width = 0
@@ -139,7 +142,7 @@ class ReleasePlanner:
     def _decide_release(self, view: GroupView) -> WidthDecision:
         horizon = foresee(_load_of(view), self._settings.replan_steps)
         ladder = _ladder_of(view)
-        prices = price(horizon, ladder, self._costs)
+        prices = price(horizon, ladder, self.costs)
         need_N = self._tuner.reserve.needs(view.running, view.kv_block_tokens)
         able = _able_now(view, ladder, int(need_N.sum()))
         while True:
