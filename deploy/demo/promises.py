@@ -12,12 +12,15 @@ from deploy.demo.report import Comparison, DemoReport, longest_response, make_re
 from placement.membership import Phase
 from placement.samples import FinishReason
 
-MIN_WORKER_STEP_RATIO = 1.6
+MIN_WORKER_STEP_RATIO = 2.0
 """Tokens per occupied worker-step against static. The trace would allow 2.5 if every release
 came at the step that makes it possible and took no time."""
 
 MIN_WORKER_STEP_RATIO_SHORT = 1.0
 """Releasing must at least not lose, however short the batch."""
+
+MAX_STEPS_RATIO = 1.02
+"""Lockstep steps against static."""
 
 MIN_RELEASES, MIN_RELEASES_SHORT = 2, 1
 
@@ -97,6 +100,10 @@ def _broken_economy(report: DemoReport) -> Iterator[str]:
         yield (
             f"tokens per occupied worker-step at least {wanted} x static: "
             f"{report.worker_step_ratio:.2f} x"
+        )
+    if not report.short and report.steps_ratio > MAX_STEPS_RATIO:
+        yield (
+            f"at most {MAX_STEPS_RATIO} x the lockstep steps of static: {report.steps_ratio:.3f} x"
         )
 
 

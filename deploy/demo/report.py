@@ -71,7 +71,8 @@ class BorrowedRelease:
 @dataclass(frozen=True, slots=True)
 class Reconfiguration:
     """One change of the group. The step medians show what preparing costs those who decode;
-    None where no step fell into the interval."""
+    None where no step fell into the interval. Predicted and measured steps count from the
+    decision to the rollout's end; None where nothing was predicted."""
 
     workers_from: int
     workers_to: int
@@ -91,6 +92,9 @@ class Reconfiguration:
     step_before_prepare_ms: float | None
     step_during_prepare_ms: float | None
     borrowed: tuple[BorrowedRelease, ...]
+    predicted_steps: float | None = None
+    measured_steps: int | None = None
+    steps_error_ratio: float | None = None
 
     @property
     def uneven(self) -> bool:
@@ -108,6 +112,8 @@ class DemoReport:
     elastic: ReplayFigures
     worker_step_ratio: float
     worker_s_ratio: float
+    steps_ratio: float
+    median_steps_error_ratio: float | None
     comparison: Comparison
     moved_samples: int
     uneven_maps: int
@@ -154,6 +160,8 @@ def make_report(records: DemoRecords) -> DemoReport:
             elastic_figures.tokens_per_occupied_worker_s,
             static_figures.tokens_per_occupied_worker_s,
         ),
+        steps_ratio=_ratio(elastic_figures.steps, static_figures.steps),
+        median_steps_error_ratio=_median_error(changes),
         comparison=compare(records.static, elastic),
         moved_samples=sum(len(arrived.result.worker_ids) > 1 for arrived in elastic.samples),
         uneven_maps=sum(change.uneven and change.phase == Phase.DONE for change in changes),
@@ -236,6 +244,9 @@ def _reconfiguration(
         step_before_prepare_ms=_median_ms(op.steps_before_s),
         step_during_prepare_ms=_median_ms(op.steps_during_s),
         borrowed=tuple(release for release in releases if release is not None),
+        predicted_steps=op.predicted.steps_with if op.predicted else None,
+        measured_steps=op.measured_steps if op.predicted else None,
+        steps_error_ratio=op.steps_error_ratio,
     )
 
 
@@ -278,6 +289,12 @@ def _flat(change: Reconfiguration) -> dict[str, Any]:
 def _by_key(replay: Replay) -> dict[SampleKey, SampleResult]:
     results = (arrived.result for arrived in replay.samples)
     return {(r.prompt_index, r.sample_index): r for r in results}
+
+
+def _median_error(changes: tuple[Reconfiguration, ...]) -> float | None:
+    """Of the predicted steps, whichever way they err."""
+    errors = [abs(c.steps_error_ratio) for c in changes if c.steps_error_ratio is not None]
+    return median(errors) if errors else None
 
 
 def _median_ms(steps_s: tuple[float, ...]) -> float | None:

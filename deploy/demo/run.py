@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from actors.settings import GroupSettings, ModelSettings
+from actors.length_history import write_length_history
+from actors.settings import GroupSettings, ModelSettings, PlanningSettings
 from deploy.config import FlexFloorConfig
 from deploy.demo.acts import perform
 from deploy.demo.machine import gpu_names
@@ -17,12 +18,15 @@ from deploy.demo.promises import judge
 from deploy.demo.report import DemoReport
 from deploy.demo.stage import free_port, set_stage
 from deploy.demo.summary import print_summary
-from deploy.demo.trace import load_trace
+from deploy.demo.trace import PAST_PATH, PAST_SHA256, load_trace
 from deploy.demo.workload import Workload, kv_memory_bytes, read_model_config
 from deploy.make_model import make_model
 from service.settings import ServiceSettings
 
 PICTURE_NAME, MODEL_NAME, BORROWER_LOG_NAME = "demo.png", "model", "borrower.log"
+HISTORY_NAME = "length_history.json"
+REPLAN_STEPS = 8
+"""The demo's responses are a hundred times shorter than what they stand for."""
 PLAIN_WIDTH = 110
 
 
@@ -37,15 +41,18 @@ def run_demo(
         UnavailableError: a part did not start, or did not answer within its bound.
     """
     console = console or make_console()
-    plan = plan_demo(load_trace(), short)
+    plan = plan_demo(load_trace(), load_trace(PAST_PATH, PAST_SHA256), short)
     out_dir.mkdir(parents=True, exist_ok=True)
     model_dir = out_dir / MODEL_NAME
     if not (model_dir / "config.json").is_file():
         make_model(model_dir)
     workload = _workload(plan, model_dir)
+    history_path = out_dir / HISTORY_NAME
+    write_length_history(history_path, workload.length_history(plan.past))
     with Progress(console) as progress:
         progress.phase(f"starting Ray, {NUM_SLOTS} workers and the HTTP service")
-        with set_stage(_config(plan, workload, model_dir), progress.say) as stage:
+        config = _config(plan, workload, model_dir, history_path)
+        with set_stage(config, progress.say) as stage:
             progress.say(f"slots: {stage.slots}; service: {stage.url}")
             records = asyncio.run(
                 perform(stage, plan, workload, out_dir / BORROWER_LOG_NAME, progress)
@@ -72,7 +79,10 @@ def _workload(plan: DemoPlan, model_dir: Path) -> Workload:
     return Workload(plan.trace, plan.max_tokens, vocab_size)
 
 
-def _config(plan: DemoPlan, workload: Workload, model_dir: Path) -> FlexFloorConfig:
+def _config(
+    plan: DemoPlan, workload: Workload, model_dir: Path, history_path: Path
+) -> FlexFloorConfig:
+    gpus = gpu_names()
     kv_bytes = kv_memory_bytes(
         read_model_config(model_dir),
         NUM_SLOTS,
@@ -83,7 +93,7 @@ def _config(plan: DemoPlan, workload: Workload, model_dir: Path) -> FlexFloorCon
         model=ModelSettings(
             path=str(model_dir.resolve()),
             max_model_len=workload.max_sample_tokens,
-            exact=not gpu_names(),  # no CUDA kernels are proven to keep its promise
+            exact=not gpus,  # no CUDA kernels are proven to keep its promise
         ),
         group=GroupSettings(
             max_workers=NUM_SLOTS,
@@ -91,6 +101,12 @@ def _config(plan: DemoPlan, workload: Workload, model_dir: Path) -> FlexFloorCon
             kv_memory_bytes=kv_bytes,
             # After the last sample the group wants its slots back, as soon as they are free.
             idle_workers="all",
+        ),
+        planning=PlanningSettings(
+            policy="planner",
+            unit="seconds" if gpus else "steps",  # without GPUs all workers share the cores
+            replan_steps=REPLAN_STEPS,
+            length_history=str(history_path.resolve()),
         ),
         service=ServiceSettings(port=free_port()),
         namespace="flexfloor-demo",

@@ -23,6 +23,11 @@ def print_summary(report: DemoReport, console: Console) -> None:
     """Both replays side by side, the changes of the group, the promises."""
     console.print(_replays(report))
     console.print(_changes(report))
+    if report.median_steps_error_ratio is not None:
+        console.print(
+            f"Steps left until the rollout's end, as predicted at each release and as they came: "
+            f"median error {report.median_steps_error_ratio:.0%}."
+        )
     comparison = report.comparison
     console.print(
         f"{comparison.samples_compared} samples compared: tokens "
@@ -72,6 +77,7 @@ def _changes(report: DemoReport) -> Table:
         "gap ms",
         "moved",
         "experts per worker",
+        "steps left",
         "slot borrowed",
     ):
         table.add_column(column, justify="right")
@@ -93,5 +99,13 @@ def _change_row(change: Reconfiguration) -> tuple[str, ...]:
         f"{change.gap_ms:.0f}",
         str(change.moved_samples),
         " ".join(map(str, change.experts_per_worker)),
+        _steps(change),
         borrowed or "-",
     )
+
+
+def _steps(change: Reconfiguration) -> str:
+    if change.predicted_steps is None or change.measured_steps is None:
+        return "-"
+    error = "" if change.steps_error_ratio is None else f" ({change.steps_error_ratio:+.0%})"
+    return f"{change.predicted_steps:.0f}, {change.measured_steps}{error}"

@@ -1,4 +1,5 @@
-"""The recorded response lengths that the demo replays, scaled to a tiny model.
+"""The recorded response lengths that the demo replays, and those that it may know before; both
+scaled to a tiny model.
 
 Source and licence: ``benchmarks/traces/README.md``. The file is part of a checkout, not of a
 wheel, and is checked against its sha256: a result names its trace by it.
@@ -12,8 +13,12 @@ from pathlib import Path
 
 from placement.errors import ConfigError
 
-TRACE_PATH = Path(__file__).parents[2] / "benchmarks" / "traces" / "epoch_gpqa_run28_16x4.csv"
+_TRACES = Path(__file__).parents[2] / "benchmarks" / "traces"
+TRACE_PATH = _TRACES / "epoch_gpqa_run28_16x4.csv"
 TRACE_SHA256 = "8ceeab5305968886557f469409bfec3bf0a8ecdbd7ea7379ef7fc264c821f159"
+PAST_PATH = _TRACES / "epoch_gpqa_run38_16x4.csv"
+"""Another model's answers to the same prompts: what is known of them before the demo."""
+PAST_SHA256 = "838e44433f5c4f52eb935e1c8f9fe63896ffec8f75ec0a9a369cb972df3c3177"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +43,13 @@ class Trace:
 
     def scaled(self, longest_tokens: int) -> "Trace":
         """All lengths in proportion, so that the longest is ``longest_tokens``; at least 1."""
-        longest = self.longest_tokens
+        return self.scaled_as(self.longest_tokens, longest_tokens)
+
+    def scaled_as(self, recorded_tokens: int, scaled_tokens: int) -> "Trace":
+        """All lengths in this proportion; at least 1."""
         return Trace(
             tuple(
-                tuple(max(1, round(n * longest_tokens / longest)) for n in lengths)
+                tuple(max(1, round(n * scaled_tokens / recorded_tokens)) for n in lengths)
                 for lengths in self.lengths_tokens
             ),
             self.sha256,

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.rollout import key_of_prompt
 from actors.rollout_api import Strategy
 from deploy.demo.trace import Trace
+from placement.lengths import LengthHistory, LengthPredictor
 
 PROMPT_TOKENS = 64
 SEED = 20260101
@@ -43,18 +45,14 @@ class Workload:
 
     def body(self, rollout_id: str, strategy: Strategy) -> dict[str, Any]:
         """Of ``POST /v1/rollouts``. One sample in four is drawn, three are greedy."""
-        noise = random.Random(SEED)
         lengths = self.trace.lengths_tokens
-        prompts = [
-            [noise.randrange(self.vocab_size) for _ in range(PROMPT_TOKENS)] for _ in lengths
-        ]
         samplings = [
             [self._sampling(1.0 if (i + j) % 4 == 3 else 0.0) for j in range(len(row))]
             for i, row in enumerate(lengths)
         ]
         return {
             "id": rollout_id,
-            "prompts": prompts,
+            "prompts": self._prompts(),
             "n": self.trace.num_samples,
             "sampling": self._sampling(0.0),
             "sample_samplings": samplings,
@@ -63,6 +61,23 @@ class Workload:
             "strategy": strategy.value,
             "stream": True,
         }
+
+    def length_history(self, past: Trace) -> LengthHistory:
+        """What a predictor knows that has seen one rollout of the same prompts, ``past``; a length
+        at the limit was cut there."""
+        predictor = LengthPredictor()
+        for prompt, lengths in zip(self._prompts(), past.lengths_tokens, strict=True):
+            for tokens in lengths:
+                predictor.observe(key_of_prompt(prompt), tokens, tokens >= self.max_tokens)
+        predictor.begin_rollout()
+        return predictor.history()
+
+    def _prompts(self) -> list[list[int]]:
+        noise = random.Random(SEED)
+        return [
+            [noise.randrange(self.vocab_size) for _ in range(PROMPT_TOKENS)]
+            for _ in self.trace.lengths_tokens
+        ]
 
     def _sampling(self, temperature: float) -> dict[str, Any]:
         # Lengths come from the trace: an early end-of-sequence would make them ours.

@@ -23,6 +23,7 @@ from deploy.demo.records import (
 from placement.ids import Generation, RolloutId, SampleId, WorkerId
 from placement.membership import Phase
 from placement.samples import FinishReason
+from placement.views import Prediction
 
 LENGTHS = (4, 5, 6, 8, 20, 40)
 STATIC_AT, ELASTIC_AT, REGROWN_AT = 1000.0, 2000.0, 3000.0
@@ -131,6 +132,9 @@ def change(
         steps_before_s=(0.1, 0.1, 0.4),
         steps_during_s=(0.2,),
         released=released,
+        predicted=Prediction(45.0, 45.0, 45.0, 45.0, 60.0) if released else None,
+        measured_steps=50,
+        steps_error_ratio=-0.1 if released else None,
     )
 
 
@@ -160,7 +164,7 @@ def good_records() -> DemoRecords:
         short=False,
         static=replay(Strategy.STATIC, STATIC_AT, usage(40, 160, 0, 40, 160), LENGTHS),
         elastic=replay(
-            Strategy.ELASTIC, ELASTIC_AT, usage(42, 80, 88, 42, 82), LENGTHS, operations, True
+            Strategy.ELASTIC, ELASTIC_AT, usage(42, 80, 88, 40, 78), LENGTHS, operations, True
         ),
         borrowed=(
             BorrowedSlot(NODE, "GPU:3", 7, ELASTIC_AT + 13, ELASTIC_AT + 14, ELASTIC_AT + 60, 9),

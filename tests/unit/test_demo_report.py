@@ -24,7 +24,7 @@ def test_a_demo_that_keeps_its_promises_breaks_none() -> None:
 def test_the_ratio_is_tokens_per_worker_step_over_tokens_per_worker_step() -> None:
     report = make_report(good_records())
     assert report.static.tokens_per_occupied_worker_step == sum(LENGTHS) / 160
-    assert report.worker_step_ratio == pytest.approx(160 / 82)
+    assert report.worker_step_ratio == pytest.approx(160 / 78)
     assert report.worker_s_ratio == pytest.approx(160 / 80)
 
 
@@ -99,7 +99,7 @@ def test_a_group_that_never_shrinks_breaks_every_promise_about_releases() -> Non
     records = good_records()
     lazy = replace(records.static, operations=())
     broken = " / ".join(judge(replace(records, elastic=lazy, borrowed=())).broken_promises)
-    for promise in ("at least 2 releases", "sample moves", "uneven", "1.6 x", "another job"):
+    for promise in ("at least 2 releases", "sample moves", "uneven", "2.0 x", "another job"):
         assert promise in broken
 
 
@@ -149,3 +149,21 @@ def test_outputs_may_differ_where_exact_mode_is_not_to_be_had() -> None:
     elastic = replace(records.elastic, samples=(other, *records.elastic.samples[1:]))
     assert judge(replace(records, elastic=elastic)).broken_promises
     assert not judge(replace(records, elastic=elastic, exact=False)).broken_promises
+
+
+def test_predicted_steps_stand_beside_measured_ones() -> None:
+    report = judge(good_records())
+    plain = report.to_json()
+    assert plain["median_steps_error_ratio"] == pytest.approx(0.1)
+    first = plain["reconfigurations"][0]
+    assert (first["predicted_steps"], first["measured_steps"]) == (45.0, 50)
+    assert first["steps_error_ratio"] == pytest.approx(-0.1)
+
+
+def test_more_steps_than_static_break_a_promise_of_the_full_demo() -> None:
+    records = good_records()
+    usage = replace(records.elastic.status.usage, steps=41)
+    slower = replace(records.elastic, status=replace(records.elastic.status, usage=usage))
+    assert "1.02 x the lockstep steps" in " ".join(
+        judge(replace(records, elastic=slower)).broken_promises
+    )

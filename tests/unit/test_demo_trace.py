@@ -3,7 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.demo.trace import TRACE_PATH, TRACE_SHA256, load_trace
+from actors.rollout import key_of_prompt
+from actors.rollout_api import Strategy
+from deploy.demo.plan import plan_demo
+from deploy.demo.trace import PAST_PATH, PAST_SHA256, TRACE_PATH, TRACE_SHA256, load_trace
+from deploy.demo.workload import Workload
 from placement.errors import ConfigError
 
 
@@ -46,3 +50,19 @@ def test_a_trace_with_groups_of_different_sizes_is_refused(tmp_path: Path) -> No
     uneven.write_text("prompt_id,sample_idx,response_tokens\n0,1,5\n0,2,5\n1,1,5\n")
     with pytest.raises(ConfigError, match="each needs as many"):
         load_trace(uneven, hashlib.sha256(uneven.read_bytes()).hexdigest())
+
+
+def test_what_is_known_before_the_demo_is_of_the_same_prompts_at_the_same_scale() -> None:
+    recorded, past = load_trace(), load_trace(PAST_PATH, PAST_SHA256)
+    assert PAST_SHA256 in (TRACE_PATH.parent / "README.md").read_text()
+    for short in (False, True):
+        plan = plan_demo(recorded, past, short)
+        assert len(plan.past.lengths_tokens) == len(plan.trace.lengths_tokens)
+        assert plan.past.longest_tokens == plan.max_tokens
+        first, scaled = recorded.lengths_tokens[0][0], plan.trace.lengths_tokens[0][0]
+        known, known_scaled = past.lengths_tokens[0][0], plan.past.lengths_tokens[0][0]
+        assert known_scaled / scaled == pytest.approx(known / first, rel=0.05)
+        workload = Workload(plan.trace, plan.max_tokens, vocab_size=512)
+        history = workload.length_history(plan.past)
+        prompts = workload.body("demo", Strategy.ELASTIC)["prompts"]
+        assert [p.prompt_key for p in history.prompts] == [key_of_prompt(p) for p in prompts]
