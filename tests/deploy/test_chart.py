@@ -323,7 +323,7 @@ def test_a_digest_wins_over_the_tag(plain: Objects, everything: Objects) -> None
 def test_the_notes_say_what_is_missing(render_files: Callable[..., dict[str, str]]) -> None:
     notes = render_files()["NOTES.txt"]
     assert "service/rl-flexfloor-serve-svc" in notes
-    assert "no authentication" in notes
+    assert "asks for no token" in notes
     assert "lets no client in" in notes
     assert "must have the model" in notes
     opened = render_files({"networkPolicy": {"enabled": False}})["NOTES.txt"]
