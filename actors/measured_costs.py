@@ -8,6 +8,7 @@ change only its pause counts.
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from actors.protocol import ModelFacts
 from actors.rollout import SampleRecord
@@ -80,6 +81,10 @@ class MeasuredCosts:
         """Args:
         recompute_token_s, kv_bytes_per_s: as measured; None before the first move.
         """
+        if facts.experts_per_token:
+            self._step_time = replace(
+                self._step_time, routed_ratio=facts.experts_per_token / facts.num_experts
+            )
         counts_steps = self._unit is TimeUnit.STEPS
         pause_s = statistics.median(self._pauses_s) if self._pauses_s else _FIRST_PAUSE_S
         return GroupCosts(

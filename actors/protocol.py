@@ -61,6 +61,8 @@ class ModelFacts:
     """One KV block in all layers."""
     kv_block_tokens: int
     dense_bytes: int
+    experts_per_token: int = 0
+    """Of a layer's experts; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

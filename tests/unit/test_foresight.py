@@ -218,4 +218,6 @@ def test_steps_are_priced_as_measured_or_alike_where_they_are_the_unit() -> None
     assert fitted.step_time.step_s(4, 2, 6) == pytest.approx(0.02, rel=0.05)
     assert fitted.step_time.step_s(2, 4, 6) == pytest.approx(0.04, rel=0.05)
     assert fitted.change.seconds(4, 2, 1e9, 0) == 0.3
+    sparse = seconds.costs(dataclasses.replace(FACTS, experts_per_token=4), None, None)
+    assert sparse.step_time.routed_ratio == 0.25
     assert steps.costs(FACTS, None, None).step_time.step_s(2, 4, 6) == 1.0
