@@ -105,7 +105,7 @@ class CoordinatorSettings(Settings):
 class PlanningSettings(Settings):
     """Who decodes what, and who leaves when (``docs/planning.md``)."""
 
-    policy: Literal["first_rule", "planner"] = "first_rule"
+    policy: Literal["first_rule", "planner"] = "planner"
     """"first_rule" knows no lengths: samples start in arrival order, and workers leave as soon as
     the others have room for every running sample's full length. "planner" predicts lengths,
     starts the longest first, and releases when that pays at the price."""

@@ -53,6 +53,8 @@ def settings(namespace: str, model: str, **group: Any) -> RuntimeSettings:
                 "kv_memory_bytes": 16 << 20,
                 **group,
             },
+            # The workers share the cores, and the responses are short.
+            "planning": {"unit": "steps", "replan_steps": 4},
             "namespace": namespace,
         }
     )

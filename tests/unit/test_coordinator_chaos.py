@@ -9,6 +9,7 @@ import pytest
 
 from actors.coordinator import Coordinator
 from actors.rollout_api import Strategy
+from actors.settings import PlanningSettings
 from placement.errors import ExpertChecksumError, UnavailableError, WorkerLostError
 from placement.ids import RolloutId
 from placement.samples import FinishReason
@@ -78,7 +79,11 @@ def test_whatever_happens_every_sample_ends_once_and_nothing_is_left(
     async def main() -> None:
         rng = random.Random(seed)
         world = World()
+        planning = PlanningSettings(
+            policy="first_rule" if seed % 2 else "planner", unit="steps", replan_steps=4
+        )
         settings = make_settings(idle_workers=rng.choice(["all", "floor", "none"]))
+        settings = settings.model_copy(update={"planning": planning})
         async with started(world, settings) as coordinator:
             fate = asyncio.ensure_future(misfortunes(world, rng))
             await asyncio.gather(

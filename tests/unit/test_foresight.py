@@ -108,7 +108,7 @@ def test_no_more_releases_than_allowed_happen_in_a_load_and_the_next_one_has_its
 def test_by_the_first_rule_nothing_is_predicted() -> None:
     async def main() -> None:
         world = World()
-        async with started(world) as coordinator:
+        async with started(world, planning(policy="first_rule")) as coordinator:
             await coordinator.submit(make_request("r", LENGTHS))
             await all_results(coordinator, "r")
             for op in releases(await coordinator.operations()):
