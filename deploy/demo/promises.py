@@ -22,6 +22,9 @@ MIN_WORKER_STEP_RATIO_SHORT = 1.0
 MAX_STEPS_RATIO = 1.02
 """Lockstep steps against static."""
 
+MAX_STEPS_ERROR_RATIO = 0.25
+"""Median, over the releases, of how far the predicted steps are from those that came."""
+
 MIN_RELEASES, MIN_RELEASES_SHORT = 2, 1
 
 
@@ -39,6 +42,7 @@ def _broken(records: DemoRecords, report: DemoReport) -> Iterator[str]:
     yield from _broken_economy(report)
     yield from _broken_borrowing(records, report)
     if not records.short:
+        yield from _broken_foresight(report)
         yield from _broken_regrowth(records, report)
 
 
@@ -104,6 +108,15 @@ def _broken_economy(report: DemoReport) -> Iterator[str]:
     if not report.short and report.steps_ratio > MAX_STEPS_RATIO:
         yield (
             f"at most {MAX_STEPS_RATIO} x the lockstep steps of static: {report.steps_ratio:.3f} x"
+        )
+
+
+def _broken_foresight(report: DemoReport) -> Iterator[str]:
+    error = report.median_steps_error_ratio
+    if error is None or error > MAX_STEPS_ERROR_RATIO:
+        yield (
+            f"predicted steps within {MAX_STEPS_ERROR_RATIO:.0%} of those that came: "
+            f"{'nothing was predicted' if error is None else f'{error:.0%}'}"
         )
 
 

@@ -167,3 +167,15 @@ def test_more_steps_than_static_break_a_promise_of_the_full_demo() -> None:
     assert "1.02 x the lockstep steps" in " ".join(
         judge(replace(records, elastic=slower)).broken_promises
     )
+
+
+def test_predictions_that_miss_break_a_promise_of_the_full_demo() -> None:
+    records = good_records()
+    missed = tuple(replace(op, steps_error_ratio=-0.3) for op in records.elastic.operations)
+    silent = tuple(
+        replace(op, predicted=None, steps_error_ratio=None) for op in records.elastic.operations
+    )
+    for operations, what in ((missed, "30%"), (silent, "nothing was predicted")):
+        elastic = replace(records.elastic, operations=operations)
+        broken = " ".join(judge(replace(records, elastic=elastic)).broken_promises)
+        assert f"within 25% of those that came: {what}" in broken
