@@ -20,6 +20,11 @@ def _sample(name: str, prompt_tokens: int, max_tokens: int, **fields: object) ->
     return Sample(SampleId(name), prompt, sampling, seed=1, **fields)  # type: ignore[arg-type]
 
 
+def test_the_facts_say_how_many_experts_a_token_reaches(group: LocalGroup) -> None:
+    facts = group.builds[group.members[0]].facts
+    assert 0 < facts.experts_per_token < facts.num_experts
+
+
 def test_a_replayed_length_ends_a_sample_as_a_stop(group: LocalGroup) -> None:
     group.submit(group.members[0], _sample("replay", 8, 40, replay_stop_tokens=5))
     group.submit(group.members[1], _sample("whole", 8, 6))
