@@ -44,13 +44,15 @@ def real_url(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     """The base address of a service of its own on the cluster's Ray Serve."""
     model = make_model(tmp_path_factory.mktemp("real") / "tiny")
     tree = {
-        "model": {"path": str(model), "max_model_len": 512},
+        "model": {"path": str(model), "max_model_len": 512, "exact": True},
         "group": {
             "max_workers": NUM_WORKERS,
             "max_samples_per_worker": 8,
             "kv_memory_bytes": 16 << 20,
         },
         "lease": {"resources": {"CPU": 0.5}},
+        # The workers share the cores, and the responses are short.
+        "planning": {"unit": "steps", "replan_steps": 4},
         "service": {"poll_wait_s": 1.0},
         "namespace": NAMESPACE,
     }
