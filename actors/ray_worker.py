@@ -36,15 +36,6 @@ ENVIRONMENT = {
 }
 """Set before the worker's process starts, for libraries that read it when they are imported."""
 
-CPU_ENVIRONMENT = {
-    # Workers on one machine share its cores: one thread each, which gives the core up when it
-    # waits, and is not bound to the same core as its neighbours.
-    "OMP_NUM_THREADS": "1",
-    "KMP_BLOCKTIME": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}
-"""More of it, on nodes where Ray detected no accelerator."""
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:

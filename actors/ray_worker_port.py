@@ -14,6 +14,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors.engines.environment import CPU_ENVIRONMENT
 from actors.ports import Lease
 from actors.protocol import BuildReport, FinalizeReport, PrepareReport, WorkerReport, WorkerSpec
 from actors.ray_answers import await_answer, first_line
@@ -22,7 +23,6 @@ from actors.ray_tables import read_groups, read_nodes
 from actors.ray_teardown import find_actor, worker_name
 from actors.ray_worker import (
     CONCURRENCY_GROUPS,
-    CPU_ENVIRONMENT,
     ENVIRONMENT,
     MEMBER,
     WorkerPlace,

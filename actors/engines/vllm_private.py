@@ -333,10 +333,6 @@ def computed_tokens(engine: HostedEngine, request_id: str) -> int:
     return int(request.num_computed_tokens) if request is not None else 0
 
 
-def has_unfinished(engine: HostedEngine) -> bool:
-    return bool(engine.core.scheduler.has_unfinished_requests())
-
-
 def step(engine: HostedEngine) -> list[StepOutput]:
     """Exactly one forward, an empty one if there is nothing to do."""
     if not engine.core.scheduler.has_requests():

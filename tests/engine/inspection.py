@@ -52,10 +52,6 @@ def read_files(member: Member) -> list[str]:
     return sorted({line.split()[-1] for line in maps.splitlines() if ".safetensors" in line})
 
 
-def dense_kernel_reports(member: Member) -> dict[str, str]:
-    return member._engine.exact_report
-
-
 def step_is_wrapped(member: Member) -> bool:
     """Is a dense layer's stock kernel replaced?"""
     return any(
