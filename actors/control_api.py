@@ -1,0 +1,130 @@
+"""What a training loop asks of the group between and during rollouts: weights, pause, sleep.
+
+Records only; all of them pickle. ``actors.rollout_api`` has the requests for samples.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DiskWeights:
+    """``path``: a directory of safetensors files that the coordinator's node can read."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectWeights:
+    """Attributes:
+    objects: Ray object references, each to a dict of name -> CPU tensor (for a sparse delta:
+        name -> ``SparseTensor``), or, without Ray, these dicts themselves.
+    """
+
+    objects: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWeights:
+    """Tensors that rank 0 of a torch.distributed group broadcasts, one after the other.
+
+    Attributes:
+        group: as it was named in ``WeightsGroup``.
+        dtypes: torch's names ("bfloat16").
+    """
+
+    group: str
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseTensor:
+    """Changed elements of one tensor.
+
+    Attributes:
+        indices: int64 positions in the flattened tensor, ascending, without repetition.
+        values: one per index, in the tensor's own dtype.
+    """
+
+    indices: Any
+    values: Any
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """New weights under the checkpoint's own names.
+
+    Attributes:
+        version: the caller's name for them; not that of another one in use.
+        base_version: of a sparse delta, the version that it changes; None: whole tensors.
+            Tensors that are not named keep their values in either case.
+        checksum: of the delta (``actors.sparse_delta`` says how), checked before it is applied;
+            "" where there is none.
+    """
+
+    source: DiskWeights | ObjectWeights | GroupWeights
+    version: str
+    base_version: str | None = None
+    checksum: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsGroup:
+    """A torch.distributed group in which the trainer is rank 0 and the service one more rank.
+
+    Attributes:
+        name: by which updates refer to it.
+        rank_offset: our rank in it.
+        backend: torch's name; "gloo", or "nccl" between GPUs.
+    """
+
+    name: str
+    host: str
+    port: int
+    rank_offset: int
+    world_size: int
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightStatus:
+    """Attributes:
+    version: what new tokens are decoded with.
+    failed_version, error: the last update that did not succeed since then, and why.
+    seconds, received_bytes: of the last update that succeeded.
+    copy_bytes: of the full copy that is kept outside the workers.
+    """
+
+    version: str
+    failed_version: str = ""
+    error: str = ""
+    seconds: float = 0.0
+    received_bytes: int = 0
+    copy_bytes: int = 0
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+
+class PauseMode(StrEnum):
+    """What becomes of unfinished samples: they stand still, end as aborted, or are finished
+    first. Samples that are accepted while paused wait."""
+
+    KEEP = "keep"
+    ABORT = "abort"
+    WAIT = "wait"
+
+
+class ServingState(StrEnum):
+    SERVING = "serving"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    ASLEEP = "asleep"  # every lease was given back; samples that are accepted wait
+    WAKING = "waking"
+
+
+@dataclass(frozen=True, slots=True)
+class PauseStatus:
+    state: ServingState
+    mode: PauseMode | None = None
