@@ -118,6 +118,7 @@ class Member:
         self._armed: Generation | None = None
         self._undo: _Undo | None = None
         self._crossing: _Crossing | None = None
+        self._holding = False
         self._engine: Engine
         self._groups: GenerationGroups
         self._store: dist.TCPStore
@@ -231,6 +232,21 @@ class Member:
         cursor, events = self._outbox.collect(acknowledged, wait_s)
         stats = self._step_record.take_stats(self._engine)
         return WorkerReport(self._spec.worker_id, cursor, events, stats)
+
+    def hold(self) -> None:
+        """Decode nothing until ``unhold``; returns when no step of this member's samples is under
+        way. They stay where they are, with their KV.
+
+        Peers may go on: their steps find this member as they find an idle one, and a change of
+        membership crosses here as anywhere.
+        """
+        self._jobs.do(lambda: self._set_holding(True))
+
+    def unhold(self) -> None:
+        self._jobs.do(lambda: self._set_holding(False))
+
+    def _set_holding(self, holding: bool) -> None:
+        self._holding = holding
 
     # ------------------------------------------------------------------- change of membership
 
@@ -459,7 +475,7 @@ class Member:
         groups = self._groups
         size = len(groups.members)
         armed = self._armed
-        busy = self._engine.has_unfinished()
+        busy = self._engine.has_unfinished() and not self._holding
         if size == 1:
             return busy, armed
         word = torch.zeros((2, size), dtype=torch.int32)
@@ -473,13 +489,13 @@ class Member:
 
     def _step(self) -> None:
         start = time.monotonic()
-        made = self._engine.step()
+        made = self._engine.step_idle() if self._holding else self._engine.step()
         end = time.monotonic()
         self._step_record.step(
             start,
             end,
             made_tokens=bool(made),
-            unfinished=self._engine.has_unfinished(),
+            unfinished=self._engine.has_unfinished() and not self._holding,
             prefilled_tokens=self._engine.prefilled_tokens,
         )
         for tokens in made:

@@ -42,6 +42,16 @@ class WorkerPort(Protocol):
         until it leaves. Those whose KV has gone are left out."""
         ...
 
+    async def hold(self) -> None:
+        """Decode nothing until ``unhold``; returns when no step of this worker's samples is under
+        way. Samples and their KV stay, more can be submitted, and a change of membership goes on
+        as ever. Idempotent."""
+        ...
+
+    async def unhold(self) -> None:
+        """Decode on. Idempotent."""
+        ...
+
     async def cancel(self, sample_ids: list[SampleId]) -> None:
         """Let go of samples; each is answered by ``Evicted``, unless it ended before."""
         ...

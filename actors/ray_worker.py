@@ -101,6 +101,14 @@ class WorkerShell:
         kv: KvBySample = self._built().fetch_kv(sample_ids)
         return {sample_id: one.num_bytes for sample_id, one in kv.items()}, kv
 
+    @ray.method(concurrency_group="control")
+    def hold(self) -> None:
+        self._built().hold()
+
+    @ray.method(concurrency_group="control")
+    def unhold(self) -> None:
+        self._built().unhold()
+
     def cancel(self, sample_ids: list[SampleId]) -> None:
         self._built().cancel(sample_ids)
 

@@ -84,6 +84,12 @@ class RayWorker:
         num_bytes_of = await self._answer("fetch_kv", sizes, self._settings.leave_timeout_s)
         return FetchedKv(tuple(num_bytes_of), sum(num_bytes_of.values()), payload)
 
+    async def hold(self) -> None:
+        await self._call("hold", self._settings.switch_timeout_s)
+
+    async def unhold(self) -> None:
+        await self._call("unhold", self._settings.switch_timeout_s)
+
     async def cancel(self, sample_ids: list[SampleId]) -> None:
         await self._call("cancel", self._settings.collective_timeout_s, sample_ids)
 

@@ -247,6 +247,12 @@ class Engine:
             )
         return made
 
+    def step_idle(self) -> list[Tokens]:
+        """One forward with the group that advances none of this worker's samples."""
+        private.step_idle(self._hosted)
+        self.prefilled_tokens = 0
+        return []
+
     def _count_prefilled(self, made_tokens: set[str]) -> None:
         self.prefilled_tokens = 0
         for sample_id, known in list(self._prefilling.items()):

@@ -333,6 +333,11 @@ def computed_tokens(engine: HostedEngine, request_id: str) -> int:
     return int(request.num_computed_tokens) if request is not None else 0
 
 
+def step_idle(engine: HostedEngine) -> None:
+    """Exactly one forward, of no request, whether there are any or not."""
+    engine.core.execute_dummy_batch()
+
+
 def step(engine: HostedEngine) -> list[StepOutput]:
     """Exactly one forward, an empty one if there is nothing to do."""
     if not engine.core.scheduler.has_requests():

@@ -54,6 +54,7 @@ class FakeMember:
         self._events: list[WorkerEvent] = []
         self._change: GroupChange | None = None
         self._steps = 0
+        self._held = False
         self._copied_bytes = 0
         """Ones in the KV that came with samples."""
         self._changed = threading.Condition()
@@ -75,6 +76,14 @@ class FakeMember:
         with self._changed:
             self._copied_bytes += sum(int(one.layers[0].sum()) for one in (kv or {}).values())
             self._running |= {sample.sample_id: sample for sample in samples}
+
+    def hold(self) -> None:
+        with self._changed:
+            self._held = True
+
+    def unhold(self) -> None:
+        with self._changed:
+            self._held = False
 
     def cancel(self, sample_ids: list[SampleId]) -> None:
         with self._changed:
@@ -134,8 +143,9 @@ class FakeMember:
         while True:
             time.sleep(STEP_S)
             with self._changed:
-                self._steps += bool(self._running)
-                for sample in list(self._running.values()):
+                decoding = [] if self._held else list(self._running.values())
+                self._steps += bool(decoding)
+                for sample in decoding:
                     self._step(sample)
                 self._changed.notify_all()
 

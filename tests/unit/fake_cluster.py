@@ -254,7 +254,7 @@ class FakeFactory:
             members = [self.workers[worker_id] for worker_id in self.members]
             running = sum(len(worker.samples) for worker in members)
             self.peak_running = max(self.peak_running, running)
-            if running:
+            if any(worker.samples and not worker.held for worker in members):
                 for worker in members:
                     worker.step()
 
@@ -303,6 +303,7 @@ class FakeWorker:
         self.kept: dict[SampleId, Sample] = {}
         """Samples of a leaver, whose KV can be fetched."""
         self.steps = 0
+        self.held = False
         self.old_owner_E: tuple[WorkerId, ...] = ()
         self._events: list[WorkerEvent] = []
         self._dropped = 0
@@ -343,7 +344,7 @@ class FakeWorker:
         self._step_ends.append(self._last_step_at)
         need = sum(-(-s.max_context_tokens // KV_BLOCK_TOKENS) for s in self.samples.values())
         assert need * KV_BLOCK_TOKENS <= self.kv_capacity_tokens(), "more KV than there is"
-        for sample in list(self.samples.values()):
+        for sample in [] if self.held else list(self.samples.values()):
             start = len(sample.generated_ids)
             token = expected_token(sample.seed, len(sample.prompt_ids) + start)
             longer = sample.continued((*sample.generated_ids, token))
@@ -404,6 +405,14 @@ class FakeWorker:
                 assert computed == sample, "KV of other tokens than the sample has"
                 self.group.copied[sample.sample_id] = (source.worker_id, self.worker_id)
         self.samples |= {sample.sample_id: sample for sample in samples}
+
+    async def hold(self) -> None:
+        self.fault("hold")
+        self.held = True
+
+    async def unhold(self) -> None:
+        self.fault("unhold")
+        self.held = False
 
     async def cancel(self, sample_ids: list[SampleId]) -> None:
         self.fault("cancel")
