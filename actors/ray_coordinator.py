@@ -15,6 +15,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from actors.control_api import WeightsGroup, WeightStatus, WeightUpdate
 from actors.model_check import check_model
 from actors.ray_answers import first_line, own_error
 from actors.ray_coordinator_client import CoordinatorClient
@@ -136,6 +137,18 @@ class CoordinatorShell:
 
     async def metrics_text(self) -> bytes:
         return await (await self._serving()).metrics_text()
+
+    async def update_weights(self, update: WeightUpdate) -> WeightStatus:
+        return await (await self._serving()).update_weights(update)
+
+    async def weight_status(self) -> WeightStatus:
+        return await (await self._serving()).weight_status()
+
+    async def init_weights_group(self, group: WeightsGroup) -> None:
+        await (await self._serving()).init_weights_group(group)
+
+    async def destroy_weights_group(self, name: str) -> None:
+        await (await self._serving()).destroy_weights_group(name)
 
     async def shutdown(self) -> None:
         if self._coordinator is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
+from actors.control_api import WeightsGroup, WeightStatus, WeightUpdate
 from actors.ray_answers import await_answer
 from actors.rollout_api import (
     FinishedBatch,
@@ -23,6 +24,7 @@ from placement.errors import UnavailableError
 from placement.ids import RolloutId, SampleId
 
 _CALL_TIMEOUT_S = 60.0  # calls take milliseconds, but one that meets a restart waits for its end
+_WEIGHTS_TIMEOUT_S = 3600.0  # its parts have bounds of their own; this is for one that hangs
 _SHUTDOWN_TIMEOUT_S = 120.0  # workers leave in order before they are killed
 
 
@@ -72,6 +74,18 @@ class CoordinatorClient:
 
     async def metrics_text(self) -> bytes:
         return await self._call("metrics_text")
+
+    async def update_weights(self, update: WeightUpdate) -> WeightStatus:
+        return await self._call("update_weights", update, bound_s=_WEIGHTS_TIMEOUT_S)
+
+    async def weight_status(self) -> WeightStatus:
+        return await self._call("weight_status")
+
+    async def init_weights_group(self, group: WeightsGroup) -> None:
+        await self._call("init_weights_group", group, bound_s=_WEIGHTS_TIMEOUT_S)
+
+    async def destroy_weights_group(self, name: str) -> None:
+        await self._call("destroy_weights_group", name)
 
     async def shutdown(self) -> None:
         """Workers and leases end; ``ray_coordinator.shutdown_runtime`` ends the rest too."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from actors.control_api import WeightsGroup, WeightStatus, WeightUpdate
 from placement.ids import Generation, RolloutId, SampleId, WorkerId
 from placement.membership import Phase
 from placement.samples import FinishReason, Sampling
@@ -287,3 +288,26 @@ class CoordinatorPort(Protocol):
 
     async def shutdown(self) -> None:
         """End all workers, remove all leases. Idempotent."""
+    async def update_weights(self, update: WeightUpdate) -> WeightStatus:
+        """Replace the weights of whoever is in the group, and of all who come later. Returns when
+        new tokens are decoded with them; every unfinished sample goes on from where it is, its KV
+        computed anew.
+
+        Raises:
+            RequestError: ``update`` is wrong (its field says where); nothing was touched.
+            WeightUpdateError: it failed half-way; the version before serves on.
+            UnavailableError: another update is under way, the group is in a change that does not
+                end within its bound, or the service is starting.
+        """
+
+    async def weight_status(self) -> WeightStatus: ...
+
+    async def init_weights_group(self, group: WeightsGroup) -> None:
+        """Join the trainer's group; returns when all its ranks have met.
+
+        Raises: RequestError, UnavailableError.
+        """
+
+    async def destroy_weights_group(self, name: str) -> None:
+        """Raises: UnknownIdError."""
+

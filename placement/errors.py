@@ -11,6 +11,7 @@
     ├── OverloadedError          a bounded queue is full                   (HTTP 429)
     ├── UnavailableError         the service cannot do it now              (HTTP 503)
     │   └── LeaseTimeoutError        capacity did not arrive within its bound
+    ├── WeightUpdateError        new weights failed half-way, the old ones serve (HTTP 500)
     └── MembershipError          a change of the group did not happen
         ├── ExpertChecksumError      an expert arrived damaged
         ├── PlanError                a plan that would break an invariant
@@ -77,6 +78,10 @@ class UnavailableError(FlexFloorError):
 
 class LeaseTimeoutError(UnavailableError):
     """Capacity did not arrive within its bound."""
+
+
+class WeightUpdateError(FlexFloorError):
+    """New weights did not get to every worker; the version before serves on."""
 
 
 class MembershipError(FlexFloorError):
