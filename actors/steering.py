@@ -15,6 +15,7 @@ from actors.concurrently import all_of, each_of, end
 from actors.crew import Crew
 from actors.foresight import Foresight
 from actors.founding import attach_group, found_group
+from actors.holding import Holding
 from actors.kv_moves import KvMoves
 from actors.listening import Listening
 from actors.outlook import view_for_dispatch
@@ -22,6 +23,7 @@ from actors.ports import WorkerFactory
 from actors.reconfigure import Reconfiguration
 from actors.rollout_api import Strategy
 from actors.width import Width
+from actors.standstill import Standstill
 from placement.dispatch import assign_static_chunks, plan_static_chunks
 from placement.errors import ConfigError, FlexFloorError, ModelRefusedError, WorkerLostError
 from placement.ids import SampleId, WorkerId
@@ -77,7 +79,9 @@ class Steering:
         self._asked = False
         """A rollout was accepted since the start: before that the idle policy has no say."""
         self._restarts = Attempts(_MAX_RESTARTS, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, crew.clock)
+        self.holding = Holding(crew)
 
+        self.standstill = Standstill(self.wake)
     @property
     def change(self) -> Reconfiguration | None:
         """The change in progress."""
@@ -166,6 +170,8 @@ class Steering:
             self._wake_in(self.width.pause_s)
 
     # The group as a whole
+        if self.width.change is None and not self._lost:
+            await self.standstill.run()
 
     async def _found(self) -> None:
         await found_group(self._crew, self._say)
@@ -194,6 +200,7 @@ class Steering:
             FinishReason.FAILED, f"the group was lost and not recovered: {reason}"
         )
 
+        await self.holding.hold_members()
     async def _give_group_up(self) -> None:
         """End what is left of a lost group; its samples wait with the tokens they have."""
         reason, roster = self._lost, self._crew.roster

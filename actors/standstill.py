@@ -1,0 +1,71 @@
+"""Work on the group as a whole, done by the loop that steers it, between two of its decisions.
+
+While it runs no change of the group is under way, none begins, and nobody is given samples.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from placement.errors import UnavailableError
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Visit:
+    work: Callable[[], Awaitable[Any]]
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    outcome: "asyncio.Future[Any]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class Standstill:
+    """Args:
+    wake: asks the loop for a turn.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._waiting: deque[_Visit] = deque()
+
+    async def do(self, work: Callable[[], Awaitable[T]], wait_s: float) -> T:
+        """``work``'s result, once its turn has come.
+
+        Raises:
+            UnavailableError: its turn did not come within ``wait_s``, or the loop was stopped.
+            Exception: as ``work`` raised it.
+        """
+        visit = _Visit(work)
+        self._waiting.append(visit)
+        self._wake()
+        try:
+            async with asyncio.timeout(wait_s):
+                await visit.begun.wait()
+        except TimeoutError:
+            raise UnavailableError(
+                f"the group did not come to rest within {wait_s:g} s: a change of it, or a start, "
+                "is still under way; try again"
+            ) from None
+        finally:
+            if visit in self._waiting:
+                self._waiting.remove(visit)
+        return await asyncio.shield(visit.outcome)
+
+    async def run(self) -> None:
+        """The loop's part: all that waits, one after the other."""
+        while self._waiting:
+            visit = self._waiting.popleft()
+            visit.begun.set()
+            try:
+                result = await visit.work()
+            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the work
+                visit.outcome.set_exception(error)
+            except asyncio.CancelledError:
+                visit.outcome.set_exception(UnavailableError("the service was shut down"))
+                raise
+            else:
+                visit.outcome.set_result(result)
