@@ -10,6 +10,7 @@ import time
 from collections import deque
 
 from actors.protocol import Tokens, WorkerEvent
+from actors.token_detail import joined
 
 BATCH_S = 0.1
 """Plain tokens wait so long for more, which keeps a worker at ten reports a second; whatever
@@ -70,6 +71,7 @@ def _merged(events: list[WorkerEvent]) -> tuple[WorkerEvent, ...]:
                 before.logprobs + event.logprobs,
                 event.finish_reason,
                 event.error,
+                joined(before.detail, event.detail),
             )
             continue
         else:

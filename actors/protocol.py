@@ -8,6 +8,7 @@ loses no token.
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.token_detail import RoutingLayout, TokenDetail
 from placement.ids import Generation, SampleId, WorkerId
 from placement.samples import FinishReason
 
@@ -63,6 +64,8 @@ class ModelFacts:
     dense_bytes: int
     experts_per_token: int = 0
     """Of a layer's experts; 0: not known."""
+    routing: RoutingLayout | None = None
+    """How routed experts are told; None: this model's cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,8 @@ class Tokens:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason | None = None
     error: str = ""
+    detail: TokenDetail | None = None
+    """What the sample's ``Sampling`` asks for beside ids and logprobs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,10 @@ class Sampling:
         top_k: 0 keeps every token.
         stop_token_ids: the response ends with the first of these (which it contains).
         ignore_eos: do not stop at the model's end-of-sequence token.
+        top_logprobs: tell so many of the most likely alternatives of each token, too.
+        prompt_logprobs: tell how likely the prompt's own tokens were, each with so many
+            alternatives; None: do not.
+        routed_experts: tell which experts each token was routed to.
     """
 
     max_tokens: int
@@ -37,6 +41,9 @@ class Sampling:
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    routed_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class Sample:
     Attributes:
         generated_ids: tokens the response already has (a moved sample); the engine
             recomputes their KV and goes on behind them.
+        num_given: how many of those came with the request and were not decoded here.
         replay_stop_tokens: replay of recorded lengths only: the engine ends the response
             at this many tokens with ``STOP``. Dispatch, prediction and planning never read it.
     """
@@ -56,10 +64,25 @@ class Sample:
     seed: int
     generated_ids: tuple[int, ...] = ()
     replay_stop_tokens: int | None = None
+    num_given: int = 0
 
     @property
     def context_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.generated_ids)
+
+    @property
+    def begun(self) -> bool:
+        """Some of the response was decoded here (before it moved)."""
+        return len(self.generated_ids) > self.num_given
+
+    @property
+    def untold_from(self) -> int:
+        """First position of the context whose forward has yet to be seen for what is asked beside
+        tokens; those before may be recomputed or copied, whatever they show was told."""
+        wanted = self.sampling
+        if not self.begun and (wanted.routed_experts or wanted.prompt_logprobs is not None):
+            return 0
+        return self.context_tokens - 1
 
     @property
     def max_context_tokens(self) -> int:

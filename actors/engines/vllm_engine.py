@@ -108,6 +108,7 @@ class Engine:
             kv_block_tokens=self._kv.block_tokens,
             dense_bytes=sum(t.numel() * t.element_size() for t in self.dense_tensors()),
             experts_per_token=getattr(config.hf_text_config, "num_experts_per_tok", 0),
+            routing=self._hosted.watch.layout,
         )
 
     @property
@@ -170,6 +171,8 @@ class Engine:
         stop_ids = list(sample.sampling.stop_token_ids)
         if not sample.sampling.ignore_eos:
             stop_ids += self._eos
+        if kv is not None and kv.num_tokens > sample.untold_from:
+            kv = None  # what these tokens' forward shows was asked for, and got lost
         if kv is not None and not (kv.is_of(sample) and kv.block_layout == self._kv.layout):
             self.refused_kv += 1
             kv = None
@@ -243,7 +246,14 @@ class Engine:
                 ):
                     finish = FinishReason.STOP  # the replayed length
             made.append(
-                Tokens(SampleId(out.request_id), start, out.token_ids, out.logprobs, finish)
+                Tokens(
+                    SampleId(out.request_id),
+                    start,
+                    out.token_ids,
+                    out.logprobs,
+                    finish,
+                    detail=out.detail,
+                )
             )
         return made
 

@@ -8,10 +8,12 @@ weight loaders on them); one step is one forward on every rank; nothing here blo
 collectives, whose groups carry a timeout.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,8 +48,10 @@ from actors.engines.exact_combine import exact_experts
 from actors.engines.kernel_probe import Kernel, Piece
 from actors.engines.kv_copy import SampleKvConnector, attention_caches, block_layout, read_blocks
 from actors.engines.sampling_noise import draw, noise_key
+from actors.engines.vllm_watch import ForwardWatch
 from actors.groups import GenerationGroups, imagine_group
 from actors.sample_kv import SampleKv
+from actors.token_detail import Alternatives, TokenDetail
 from placement.errors import ModelRefusedError
 from placement.ids import WorkerId
 from placement.samples import FinishReason, Sample
@@ -226,6 +230,7 @@ class HostedEngine:
     coordinators: Coordinators
     sample_seeds: dict[str, int]
     """Request id -> sample seed; the sampler reads it."""
+    watch: ForwardWatch
 
 
 def host_engine(
@@ -263,7 +268,8 @@ def host_engine(
     runner = core.model_executor.driver_worker.worker.model_runner
     seeds: dict[str, int] = {}
     _install_sampler(runner, seeds)
-    return HostedEngine(core, config, runner, runner.get_model(), built[0], seeds)
+    watch = ForwardWatch(config, runner, runner.get_model())
+    return HostedEngine(core, config, runner, runner.get_model(), built[0], seeds, watch)
 
 
 def eos_token_ids(config: VllmConfig) -> tuple[int, ...]:
@@ -287,6 +293,7 @@ class StepOutput:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: FinishReason | None
+    detail: TokenDetail | None = None
 
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
@@ -305,7 +312,7 @@ def add_request(
         stop_token_ids=stop_ids,
         ignore_eos=True,  # stop_token_ids holds the end-of-sequence tokens
         detokenize=False,
-        logprobs=0,
+        logprobs=sampling.top_logprobs,
     )
     request = EngineCoreRequest(
         request_id=request_id,
@@ -319,12 +326,18 @@ def add_request(
         data_parallel_rank=None,
     )
     engine.sample_seeds[request_id] = sample.seed
+    engine.watch.begin(request_id, sample)
     engine.core.add_request(*engine.core.preprocess_add_request(request))
 
 
 def drop_request(engine: HostedEngine, request_id: str) -> None:
     engine.core.abort_requests([request_id])
+    _forget(engine, request_id)
+
+
+def _forget(engine: HostedEngine, request_id: str) -> None:
     engine.sample_seeds.pop(request_id, None)
+    engine.watch.forget(request_id)
 
 
 def computed_tokens(engine: HostedEngine, request_id: str) -> int:
@@ -352,17 +365,35 @@ def step(engine: HostedEngine) -> list[StepOutput]:
         for out in batch.outputs:
             logprobs = out.new_logprobs.logprobs if out.new_logprobs is not None else ()
             finish = _FINISH.get(str(out.finish_reason)) if out.finish_reason is not None else None
+            token_ids = tuple(int(t) for t in out.new_token_ids)
+            detail = engine.watch.detail(
+                out.request_id, len(token_ids), partial(_alternatives, out.new_logprobs)
+            )
             if finish is not None:
-                engine.sample_seeds.pop(out.request_id, None)
+                _forget(engine, out.request_id)
             made.append(
                 StepOutput(
                     out.request_id,
-                    tuple(int(t) for t in out.new_token_ids),
+                    token_ids,
                     tuple(float(row[0]) for row in logprobs),
                     finish,
+                    detail,
                 )
             )
     return made
+
+
+def _alternatives(new_logprobs: Any) -> list[Alternatives]:
+    """Of each new token, behind the drawn one; what truncation took away is none."""
+    rows = zip(new_logprobs.logprob_token_ids, new_logprobs.logprobs, strict=True)
+    return [
+        tuple(
+            (int(token_id), float(logprob))
+            for token_id, logprob in zip(ids[1:], logprobs[1:], strict=True)
+            if logprob > -math.inf
+        )
+        for ids, logprobs in rows
+    ]
 
 
 # ------------------------------------------------------------------------------------- sampling
@@ -407,12 +438,14 @@ def _install_sampler(runner: Any, seeds: dict[str, int]) -> None:
     def gather(
         logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor
     ) -> LogprobsTensors:
-        del num_logprobs
         index = token_ids.unsqueeze(-1)
+        values = logprobs.gather(-1, index)
+        if num_logprobs:  # somebody in the batch asked for alternatives
+            top = logprobs.topk(num_logprobs, dim=-1)
+            index = torch.cat([index, top.indices], dim=1)
+            values = torch.cat([values, top.values], dim=1)
         return LogprobsTensors(
-            index.to(torch.int32),
-            logprobs.gather(-1, index),
-            torch.zeros_like(token_ids, dtype=torch.int32),
+            index.to(torch.int32), values, torch.zeros_like(token_ids, dtype=torch.int32)
         )
 
     runner.sampler.topk_topp_sampler.forward = sample
@@ -464,6 +497,10 @@ class MoeLayers:
         self._routed_ids = {
             id(p) for layer in self._layers for p in layer.routed_experts.parameters()
         }
+
+    def routed_layers(self) -> list[Any]:
+        """vLLM's modules that hold the weights, one per layer."""
+        return [layer.routed_experts for layer in self._layers]
 
     def weights(self, layer: int) -> list[torch.Tensor]:
         """The weights of one layer, each [num_slots, ...]."""

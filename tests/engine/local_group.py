@@ -29,6 +29,7 @@ from actors.protocol import (
     WorkerSpec,
 )
 from actors.sample_kv import KvBySample, SampleKv
+from actors.token_detail import DetailSoFar
 from placement.experts import initial_owners, plan_group_change
 from placement.ids import Generation, SampleId, WorkerId
 from placement.membership import GroupChange
@@ -121,6 +122,7 @@ class Response:
     finish: FinishReason | None = None
     error: str = ""
     workers: list[WorkerId] = field(default_factory=list)
+    detail: DetailSoFar = field(default_factory=DetailSoFar)
 
 
 class LocalGroup:
@@ -264,6 +266,19 @@ class LocalGroup:
             self.submit(worker, response.sample.continued(tuple(response.token_ids)), kv=kv)
         self.waiting.clear()
 
+    def move(self, sample_id: SampleId, destination: WorkerId) -> int:
+        """From one member to another, both of which decode on; returns the bytes of KV that went
+        with it."""
+        response = self.responses[sample_id]
+        source = self.workers[response.workers[-1]]
+        source.do("cancel", [sample_id], self.copies)
+        self.wait_until(lambda: sample_id in self.waiting)
+        self.waiting.remove(sample_id)
+        kv = source.do("fetch_kv", [sample_id]) if self.copies else {}
+        assert source.do("fetch_kv", [sample_id]) == {}, "it can be fetched once"
+        self.submit(destination, response.sample.continued(tuple(response.token_ids)), kv=kv)
+        return sum(one.num_bytes for one in kv.values())
+
     def stats(self, worker_id: WorkerId) -> StepStats:
         stats: StepStats = self.workers[worker_id].do("collect", 0, 0.0).stats
         return stats
@@ -279,6 +294,8 @@ class LocalGroup:
                 assert event.start == len(response.token_ids)
                 response.token_ids += event.token_ids
                 response.logprobs += event.logprobs
+                if event.detail is not None:
+                    response.detail.add(event.detail)
                 response.finish, response.error = event.finish_reason, event.error
             elif isinstance(event, Evicted):
                 self.waiting.append(event.sample_id)
