@@ -6,7 +6,7 @@ out. Capacity is not its concern.
 
 import math
 
-from actors.rollout_api import RolloutRequest, ServedModel
+from actors.rollout_api import RolloutRequest, SampleStart, ServedModel
 from placement.errors import RequestError
 from placement.ids import make_sample_id
 from placement.samples import Sample, Sampling, derive_sample_seed
@@ -33,12 +33,16 @@ def make_samples(request: RolloutRequest, model: ServedModel) -> tuple[Sample, .
                     f"lower max_tokens to {max(0, model.max_model_len - len(prompt_ids))}",
                     field=f"prompts[{prompt_index}]",
                 )
+            start_field = f"starts[{len(samples)}]"
+            start = request.starts[len(samples)] if request.starts else SampleStart()
+            _check_start(start, sampling, model, start_field)
             replay = request.replay_stop_tokens
             stop = replay[prompt_index][sample_index] if replay is not None else None
-            if stop is not None and not 1 <= stop <= sampling.max_tokens:
+            least = 1 + len(start.generated_ids)
+            if stop is not None and not least <= stop <= sampling.max_tokens:
                 raise RequestError(
-                    f"a replay length must be between 1 and max_tokens = {sampling.max_tokens}, "
-                    f"not {stop}",
+                    f"a replay length must be between {least} and max_tokens = "
+                    f"{sampling.max_tokens}, not {stop}",
                     field=f"replay_stop_tokens[{prompt_index}][{sample_index}]",
                 )
             samples.append(
@@ -46,7 +50,12 @@ def make_samples(request: RolloutRequest, model: ServedModel) -> tuple[Sample, .
                     sample_id=make_sample_id(request.rollout_id, prompt_index, sample_index),
                     prompt_ids=prompt_ids,
                     sampling=sampling,
-                    seed=derive_sample_seed(request.seed, prompt_index, sample_index),
+                    seed=(
+                        derive_sample_seed(request.seed, prompt_index, sample_index)
+                        if start.seed is None
+                        else start.seed
+                    ),
+                    generated_ids=start.generated_ids,
                     replay_stop_tokens=stop,
                 )
             )
@@ -67,6 +76,7 @@ def _check_shape(request: RolloutRequest) -> None:
             "or one per prompt",
             field="samplings",
         )
+    _check_terms(request, num_prompts * request.num_samples)
     for field, rows in (
         ("replay_stop_tokens", request.replay_stop_tokens),
         ("sample_samplings", request.sample_samplings),
@@ -84,6 +94,45 @@ def _check_shape(request: RolloutRequest) -> None:
                     f"{len(row)} entries for {request.num_samples} samples of this prompt",
                     field=f"{field}[{index}]",
                 )
+
+
+def _check_terms(request: RolloutRequest, num_samples: int) -> None:
+    deadline_s, wanted = request.deadline_s, request.num_wanted
+    if deadline_s is not None and not 0 < deadline_s < math.inf:
+        raise RequestError(f"must be a time above 0, not {deadline_s}", field="deadline_s")
+    if wanted is not None and not 1 <= wanted <= request.num_samples:
+        raise RequestError(
+            f"must be 1 to num_samples = {request.num_samples}, not {wanted}", field="num_wanted"
+        )
+    if request.starts is not None and len(request.starts) != num_samples:
+        raise RequestError(
+            f"{len(request.starts)} entries for {num_samples} samples; send one per sample, "
+            "prompt by prompt",
+            field="starts",
+        )
+
+
+def _check_start(start: SampleStart, sampling: Sampling, model: ServedModel, field: str) -> None:
+    given = start.generated_ids
+    if given and len(given) >= sampling.max_tokens:
+        raise RequestError(
+            f"{len(given)} tokens were generated and max_tokens is {sampling.max_tokens} for the "
+            "whole response: nothing is left to decode; raise max_tokens or leave the sample out",
+            field=f"{field}.generated_ids",
+        )
+    for position, token_id in enumerate(given):
+        if not 0 <= token_id < model.vocab_size:
+            raise RequestError(
+                f"token id {token_id} at position {position} is not in the vocabulary "
+                f"(0 to {model.vocab_size - 1})",
+                field=f"{field}.generated_ids",
+            )
+    ends = (*sampling.stop_token_ids, *(() if sampling.ignore_eos else model.eos_token_ids))
+    if given and given[-1] in ends:
+        raise RequestError(
+            f"the last token, {given[-1]}, ends the response; leave the sample out",
+            field=f"{field}.generated_ids",
+        )
 
 
 def _check_prompt(prompt_ids: tuple[int, ...], model: ServedModel, field: str) -> None:

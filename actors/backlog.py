@@ -11,7 +11,7 @@ from actors.accounting import LeaseLedger
 from actors.journal import Accepted, Bound, Ended, Generated, Journal
 from actors.protocol import Tokens
 from actors.rollout import Rollout, SampleRecord
-from actors.rollout_api import RolloutRequest, Strategy
+from actors.rollout_api import CancelledBy, RolloutRequest, Strategy
 from actors.settings import CoordinatorSettings
 from actors.telemetry import Telemetry
 from placement.errors import OverloadedError, RequestError, UnknownIdError
@@ -45,6 +45,7 @@ class Backlog:
         """Number of the load: all rollouts since none was open."""
         self.when_accepted: list[Callable[[Rollout], None]] = []
         self.when_sample_ends: list[Callable[[SampleRecord], None]] = []
+        self.when_rollout_ends: list[Callable[[Rollout], None]] = []
         self.when_load_ends: list[Callable[[], None]] = []
 
     def replay(self, make_samples: Callable[[RolloutRequest], tuple[Sample, ...]]) -> None:
@@ -62,6 +63,9 @@ class Backlog:
             else:
                 self._finish(record, entry)
                 self._running.pop(entry.sample_id, None)
+        for rollout in self.open_rollouts():
+            for prompt_index in range(len(rollout.request.prompts)):
+                self._end_surplus(rollout, prompt_index)
 
     # What was accepted
 
@@ -215,8 +219,8 @@ class Backlog:
         if record is None or record.worker_id != worker_id:
             return False
         self._journal_place(record, None)
-        if record.aborting and record.finish_reason is None:
-            self.end(record, FinishReason.ABORT, "")
+        if record.cancellation is not None and record.finish_reason is None:
+            self.cancel(record, record.cancellation.by, record.cancellation.error)
         return sample_id in self._queued
 
     def take_back(self, worker_id: WorkerId) -> None:
@@ -230,19 +234,42 @@ class Backlog:
         for worker_id in sorted(bound_to.difference(members)):
             self.take_back(worker_id)
 
-    def end(self, record: SampleRecord, reason: FinishReason, error: str) -> None:
+    def end(
+        self,
+        record: SampleRecord,
+        reason: FinishReason,
+        error: str,
+        cancelled_by: CancelledBy | None = None,
+    ) -> None:
+        """End a sample, and with it those of its prompt that are not wanted any more. Their
+        workers let go of them when they report of them next."""
         sample_id = record.sample.sample_id
-        entry = Ended(
-            self._rollout_of[sample_id].rollout_id, sample_id, reason, error, self._clock()
-        )
+        rollout = self._rollout_of[sample_id]
+        entry = Ended(rollout.rollout_id, sample_id, reason, error, self._clock(), cancelled_by)
         self._journal.append(entry)
         self._telemetry.ended.labels(reason).inc()
         self._finish(record, entry)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._end_surplus(rollout, record.prompt_index)
 
-    def end_all_open(self, reason: FinishReason, error: str) -> None:
+    def cancel(self, record: SampleRecord, by: CancelledBy, error: str = "") -> None:
+        """End a sample before it has finished, with what it has."""
+        self.end(record, FinishReason.ABORT, error, by)
+
+    def _end_surplus(self, rollout: Rollout, prompt_index: int) -> None:
+        for surplus in rollout.surplus(prompt_index):
+            self.cancel(
+                surplus,
+                CancelledBy.OVERSAMPLING,
+                f"{rollout.request.num_wanted} others of its prompt have finished",
+            )
+
+    def end_all_open(
+        self, reason: FinishReason, error: str, cancelled_by: CancelledBy | None = None
+    ) -> None:
         for rollout in self.open_rollouts():
             for record in rollout.unfinished():
-                self.end(record, reason, error)
+                self.end(record, reason, error, cancelled_by)
 
     def _admit(self, request: RolloutRequest, samples: tuple[Sample, ...], at: float) -> Rollout:
         if not self.open_rollouts():
@@ -278,13 +305,15 @@ class Backlog:
 
     def _finish(self, record: SampleRecord, entry: Ended) -> None:
         rollout = self._rollouts[entry.rollout_id]
-        rollout.end(record, entry.finish_reason, entry.error, entry.at)
+        rollout.end(record, entry.finish_reason, entry.error, entry.at, entry.cancelled_by)
         self._load_ended += 1
         self._queued.pop(entry.sample_id, None)
         for tell in self.when_sample_ends:
             tell(rollout.records[entry.sample_id])
         if not rollout.open:
             self._ledger.end(entry.rollout_id, entry.at)
+            for tell_ended in self.when_rollout_ends:
+                tell_ended(rollout)
             if not self.open_rollouts():
                 for tell_end in self.when_load_ends:
                     tell_end()

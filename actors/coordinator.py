@@ -11,14 +11,17 @@ from collections.abc import Callable
 from actors.accounting import LeaseLedger
 from actors.admission import make_samples
 from actors.backlog import Backlog
-from actors.concurrently import each_of, end
+from actors.cancelling import Cancelling
+from actors.concurrently import end
 from actors.crew import Crew
+from actors.deadlines import Deadlines
 from actors.foresight import Foresight
 from actors.journal import Journal, MemoryJournal
 from actors.ports import GroupStore, LeasePort, WorkerFactory
 from actors.regularly import regularly
-from actors.rollout import Rollout, SampleRecord
+from actors.rollout import Rollout
 from actors.rollout_api import (
+    CancelledBy,
     FinishedBatch,
     Health,
     OperationStatus,
@@ -26,6 +29,7 @@ from actors.rollout_api import (
     RolloutStatus,
     SampleNews,
     ServedModel,
+    TokenBatch,
     WorkerStatus,
 )
 from actors.roster import Roster
@@ -34,12 +38,10 @@ from actors.steering import Steering
 from actors.telemetry import Telemetry
 from placement.dispatch import plan_dispatch
 from placement.errors import RequestError, UnavailableError
-from placement.ids import RolloutId, SampleId, WorkerId
+from placement.ids import RolloutId, SampleId
 from placement.release import ReleaseRule, decide_width
 from placement.samples import FinishReason
 from placement.views import DispatchPlan, GroupView
-
-_ABORT_WAIT_S = 10.0  # a worker lets go at its next step boundary; a step is far shorter
 
 
 class Coordinator:
@@ -86,6 +88,8 @@ class Coordinator:
             release_rule or (self._foresight.decide_width if self._foresight else decide_width),
             self._foresight,
         )
+        self._cancelling = Cancelling(self._crew, self._backlog)
+        self._deadlines = Deadlines(clock, self._expire)
         self._served: ServedModel | None = None
         self._starting: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []
@@ -136,7 +140,11 @@ class Coordinator:
             self._backlog.when_accepted.append(self._foresight.accepted)
             self._backlog.when_sample_ends.append(self._foresight.ended)
             self._backlog.when_load_ends.append(self._foresight.load_ended)
+        self._backlog.when_accepted.append(self._deadlines.watch)
+        self._backlog.when_rollout_ends.append(self._deadlines.ended)
         await self._steering.start(self._factory)
+        for rollout in self._backlog.open_rollouts():
+            self._deadlines.watch(rollout)
         facts = self._crew.capacity.facts
         self._served = ServedModel(
             path=self._settings.model.path,
@@ -197,11 +205,8 @@ class Coordinator:
         self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int
     ) -> FinishedBatch:
         rollout = self._backlog.rollout(rollout_id)
-        if cursor < 0 or limit < 1:
-            raise RequestError(
-                f"cursor {cursor} and limit {limit}: a cursor is at least 0, a limit at least 1",
-                field="cursor" if cursor < 0 else "limit",
-            )
+        _check_limit(limit)
+        rollout.check_cursor(cursor)
         await rollout.wait_for_ending(cursor, wait_s)
         return rollout.batch(cursor, limit)
 
@@ -209,6 +214,14 @@ class Coordinator:
         self, rollout_id: RolloutId, known: tuple[int | None, ...], wait_s: float
     ) -> tuple[SampleNews, ...]:
         return await self._backlog.rollout(rollout_id).news(known, wait_s)
+
+    async def new_tokens(
+        self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int
+    ) -> TokenBatch:
+        rollout = self._backlog.rollout(rollout_id)
+        _check_limit(limit)
+        rollout.check_cursor(cursor, of_tokens=True)
+        return await rollout.new_tokens(cursor, wait_s, limit)
 
     async def open_rollouts(self) -> list[RolloutStatus]:
         return [self._status(rollout) for rollout in self._backlog.open_rollouts()]
@@ -225,31 +238,15 @@ class Coordinator:
             for record in rollout.unfinished()
             if sample_ids is None or record.sample.sample_id in sample_ids
         ]
-        decoding: dict[WorkerId, list[SampleId]] = {}
-        for record in ending:
-            record.aborting = True
-            if record.worker_id is None:
-                self._backlog.end(record, FinishReason.ABORT, "")
-            else:
-                decoding.setdefault(record.worker_id, []).append(record.sample.sample_id)
-        await each_of(
-            self._crew.roster.workers[worker_id].live.cancel(sample_ids)
-            for worker_id, sample_ids in decoding.items()
-        )
-        await self._until_let_go(rollout, ending)
-        for record in ending:
-            if record.finish_reason is None:
-                # Its worker did not answer in time; what it still has of the sample is refused.
-                self._backlog.end(record, FinishReason.ABORT, "")
+        await self._cancelling.cancel(rollout, ending, CancelledBy.CALLER)
         self._steering.wake()
         return rollout.batch(cursor, len(rollout.records))
 
-    async def _until_let_go(self, rollout: Rollout, ending: list[SampleRecord]) -> None:
-        deadline = self._clock() + _ABORT_WAIT_S
-        while any(record.finish_reason is None for record in ending):
-            if (remaining_s := deadline - self._clock()) <= 0:
-                return
-            await rollout.wait_for_ending(rollout.num_ended, remaining_s)
+    async def _expire(self, rollout: Rollout) -> None:
+        rollout.aborted = True
+        text = f"deadline_s = {rollout.request.deadline_s:g} s were over"
+        await self._cancelling.cancel(rollout, rollout.unfinished(), CancelledBy.DEADLINE, text)
+        self._steering.wake()
 
     async def workers(self) -> list[WorkerStatus]:
         roster = self._crew.roster
@@ -303,11 +300,20 @@ class Coordinator:
 
     async def _close(self) -> None:
         await end(self._starting, *self._background)
+        await self._deadlines.stop()
         await self._steering.stop()
-        self._backlog.end_all_open(FinishReason.ABORT, "the service was shut down")
+        self._backlog.end_all_open(
+            FinishReason.ABORT, "the service was shut down", CancelledBy.SERVICE
+        )
         if self._foresight is not None:
             self._foresight.save()
         await self._crew.kill(self._crew.roster.workers.values())
         self._crew.roster.disband()
         await self._crew.sweep()
         await self._crew.store.record(self._crew.roster.record())
+
+
+def _check_limit(limit: int) -> None:
+    """Raises: RequestError."""
+    if limit < 1:
+        raise RequestError(f"is {limit}; it must be at least 1", field="limit")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from actors.rollout_api import RolloutRequest
+from actors.rollout_api import CancelledBy, RolloutRequest
 from placement.ids import RolloutId, SampleId, WorkerId
 from placement.samples import FinishReason
 
@@ -54,6 +54,7 @@ class Ended:
     finish_reason: FinishReason
     error: str
     at: float
+    cancelled_by: CancelledBy | None = None
 
 
 JournalEntry = Accepted | Bound | Generated | Ended

@@ -38,6 +38,7 @@ from actors.rollout_api import (
     RolloutStatus,
     SampleNews,
     ServedModel,
+    TokenBatch,
     WorkerStatus,
 )
 from actors.settings import RuntimeSettings
@@ -115,6 +116,11 @@ class CoordinatorShell:
         self, rollout_id: RolloutId, known: tuple[int | None, ...], wait_s: float
     ) -> tuple[SampleNews, ...]:
         return await (await self._serving()).tokens(rollout_id, known, wait_s)
+
+    async def new_tokens(
+        self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int
+    ) -> TokenBatch:
+        return await (await self._serving()).new_tokens(rollout_id, cursor, wait_s, limit)
 
     async def abort(
         self, rollout_id: RolloutId, sample_ids: tuple[SampleId, ...] | None = None

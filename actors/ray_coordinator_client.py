@@ -18,6 +18,7 @@ from actors.rollout_api import (
     RolloutStatus,
     SampleNews,
     ServedModel,
+    TokenBatch,
     WorkerStatus,
 )
 from placement.errors import UnavailableError
@@ -54,6 +55,12 @@ class CoordinatorClient:
     ) -> tuple[SampleNews, ...]:
         bound_s = wait_s + _CALL_TIMEOUT_S
         return await self._call("tokens", rollout_id, known, wait_s, bound_s=bound_s)
+
+    async def new_tokens(
+        self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int
+    ) -> TokenBatch:
+        bound_s = wait_s + _CALL_TIMEOUT_S
+        return await self._call("new_tokens", rollout_id, cursor, wait_s, limit, bound_s=bound_s)
 
     async def abort(
         self, rollout_id: RolloutId, sample_ids: tuple[SampleId, ...] | None = None

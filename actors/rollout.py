@@ -8,10 +8,12 @@ methods.
 import array
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from actors.rollout_api import (
+    CancelledBy,
     FinishedBatch,
     RolloutRequest,
     RolloutState,
@@ -19,11 +21,21 @@ from actors.rollout_api import (
     RolloutUsage,
     SampleNews,
     SampleResult,
+    TokenBatch,
 )
+from actors.token_log import Growth, TokenLog
 from placement.errors import MembershipError, RequestError
 from placement.ids import RolloutId, SampleId, WorkerId
 from placement.samples import FinishReason, Sample
 from placement.views import LengthBelief, SampleView
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """Why an unfinished sample is to end."""
+
+    by: CancelledBy
+    error: str = ""
 
 
 @dataclass(slots=True)
@@ -43,15 +55,24 @@ class SampleRecord:
     prompt_key: str = ""
     """The same for the same prompt, in whichever rollout."""
     token_ids: list[int] = field(default_factory=list)
+    """The response, with what was given of it."""
     logprobs: list[float] = field(default_factory=list)
+    """Of the tokens that were decoded here: those behind the given ones."""
     worker_id: WorkerId | None = None
     worker_ids: list[WorkerId] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str = ""
-    aborting: bool = False
+    cancellation: Cancellation | None = None
+    """It is to end once its worker has let go of it, or why it has ended."""
+    priority: int = 0
     queued_s: float = 0.0
     decode_s: float = 0.0
     waiting_view: SampleView | None = None
+
+    @property
+    def num_given(self) -> int:
+        """Tokens of the response that came with the request."""
+        return len(self.sample.generated_ids)
 
     @property
     def moved(self) -> bool:
@@ -83,6 +104,7 @@ class SampleRecord:
             generated_tokens=len(self.token_ids),
             prompt_key=self.prompt_key,
             belief=belief,
+            priority=self.priority,
         )
 
     def place(self, worker_id: WorkerId | None, now: float) -> None:
@@ -114,17 +136,32 @@ class SampleRecord:
 
     def news(self, known: int | None) -> SampleNews | None:
         """What a caller that knows so many tokens has not heard; None: nothing."""
-        if known is None or (known >= len(self.token_ids) and self.finish_reason is None):
+        if known is None:
             return None
+        start, stop = max(known, self.num_given), len(self.token_ids)
+        if start >= stop and self.finish_reason is None:
+            return None
+        return self.told(start, stop, ended=self.finish_reason is not None)
+
+    def told(self, start: int, stop: int, *, ended: bool) -> SampleNews:
+        """Tokens from ``start`` to ``stop``, with the ending if that is to be told, too."""
+        given = self.num_given
         return SampleNews(
             prompt_index=self.prompt_index,
             sample_index=self.sample_index,
-            start=known,
-            token_ids=tuple(self.token_ids[known:]),
-            logprobs=tuple(self.logprobs[known:]),
-            finish_reason=self.finish_reason,
-            error=self.error,
+            start=start,
+            token_ids=tuple(self.token_ids[start:stop]),
+            logprobs=tuple(self.logprobs[start - given : stop - given]),
+            finish_reason=self.finish_reason if ended else None,
+            error=self.error if ended else "",
+            cancelled_by=self.cancelled_by if ended else None,
         )
+
+    @property
+    def cancelled_by(self) -> CancelledBy | None:
+        if self.cancellation is None or self.finish_reason is not FinishReason.ABORT:
+            return None
+        return self.cancellation.by
 
     def result(self) -> SampleResult:
         return SampleResult(
@@ -132,10 +169,12 @@ class SampleRecord:
             prompt_index=self.prompt_index,
             sample_index=self.sample_index,
             seed=self.sample.seed,
-            token_ids=tuple(self.token_ids),
+            token_ids=tuple(self.token_ids[self.num_given :]),
             logprobs=tuple(self.logprobs),
             finish_reason=self.finish_reason,
             error=self.error,
+            start=self.num_given,
+            cancelled_by=self.cancelled_by,
             worker_ids=tuple(self.worker_ids),
             queued_s=self.queued_s,
             decode_s=self.decode_s,
@@ -169,12 +208,18 @@ class Rollout:
                 order=first_order + index,
                 since=now,
                 prompt_key=keys[index // request.num_samples],
+                token_ids=list(sample.generated_ids),
+                priority=request.priority,
             )
             for index, sample in enumerate(samples)
         }
         self.chunk_worker: dict[SampleId, WorkerId] | None = None
         """Static rollouts: the worker that each sample is pinned to, once there is a group."""
         self._ended: list[SampleRecord] = []
+        self._finished: Counter[int] = Counter()
+        """Per prompt, samples that ended by themselves."""
+        self._in_order = list(self.records.values())
+        self._log = TokenLog()
         self._changed = asyncio.Event()
         self._grown = asyncio.Event()
 
@@ -192,7 +237,12 @@ class Rollout:
 
     @property
     def response_tokens(self) -> int:
-        return sum(len(record.token_ids) for record in self.records.values())
+        return sum(len(record.logprobs) for record in self.records.values())
+
+    @property
+    def deadline_at(self) -> float | None:
+        after_s = self.request.deadline_s
+        return None if after_s is None else self.accepted_at + after_s
 
     def ended(self) -> Sequence[SampleRecord]:
         """In the order in which they ended."""
@@ -201,25 +251,49 @@ class Rollout:
     def unfinished(self) -> list[SampleRecord]:
         return [r for r in self.records.values() if r.finish_reason is None]
 
+    def surplus(self, prompt_index: int) -> list[SampleRecord]:
+        """Unfinished samples of a prompt of which enough others have finished."""
+        num_wanted, stride = self.request.num_wanted, self.request.num_samples
+        if num_wanted is None or self._finished[prompt_index] < num_wanted:
+            return []
+        of_prompt = self._in_order[prompt_index * stride : (prompt_index + 1) * stride]
+        return [record for record in of_prompt if record.finish_reason is None]
+
     def extend(
         self, record: SampleRecord, token_ids: tuple[int, ...], logprobs: tuple[float, ...]
     ) -> None:
         """New tokens of a sample."""
+        self._log_growth(record, len(token_ids))
         record.token_ids.extend(token_ids)
         record.logprobs.extend(logprobs)
         self._tell_growth()
+
+    def _log_growth(self, record: SampleRecord, count: int, *, ended: bool = False) -> None:
+        number = record.prompt_index * self.request.num_samples + record.sample_index
+        start = len(record.token_ids)
+        self._log.append(Growth(number, start, start + count, ended))
 
     def _tell_growth(self) -> None:
         self._grown.set()
         self._grown = asyncio.Event()
 
-    def end(self, record: SampleRecord, reason: FinishReason, error: str, now: float) -> None:
+    def end(
+        self,
+        record: SampleRecord,
+        reason: FinishReason,
+        error: str,
+        now: float,
+        cancelled_by: CancelledBy | None = None,
+    ) -> None:
         """The sample's one ending."""
         assert record.finish_reason is None, f"{record.sample.sample_id} ended twice"
         record.place(record.worker_id, now)
         record.finish_reason = reason
         record.error = error
+        record.cancellation = Cancellation(cancelled_by, error) if cancelled_by else None
         self._ended.append(record)
+        self._finished[record.prompt_index] += reason in (FinishReason.STOP, FinishReason.LENGTH)
+        self._log_growth(record, 0, ended=True)
         if not self.open:
             self.ended_at = now
         self._changed.set()
@@ -248,6 +322,28 @@ class Rollout:
     def _news(self, known: tuple[int | None, ...]) -> tuple[SampleNews, ...]:
         told = (r.news(count) for r, count in zip(self.records.values(), known, strict=True))
         return tuple(news for news in told if news is not None)
+
+    async def new_tokens(self, cursor: int, wait_s: float, limit: int) -> TokenBatch:
+        """What is logged after ``cursor``, as soon as there is any, or nothing at the bound."""
+        try:
+            async with asyncio.timeout(wait_s):
+                while len(self._log) <= cursor and self.open:
+                    await self._grown.wait()
+        except TimeoutError:
+            return TokenBatch((), cursor, done=False)
+        grown, end = self._log.after(cursor, limit)
+        told = (self._in_order[g.number].told(g.start, g.stop, ended=g.ended) for g in grown)
+        return TokenBatch(tuple(told), end, done=not self.open and end >= len(self._log))
+
+    def check_cursor(self, cursor: int, *, of_tokens: bool = False) -> None:
+        """Raises: RequestError, for a cursor that nobody can have got from here."""
+        last = len(self._log) if of_tokens else len(self._ended)
+        if not 0 <= cursor <= last:
+            raise RequestError(
+                f"is {cursor}; rollout {self.rollout_id} has handed out 0 to {last}; use one "
+                "that came with its answers, or 0 to read from the beginning",
+                field="cursor",
+            )
 
     def batch(self, cursor: int, limit: int) -> FinishedBatch:
         ended = self._ended[cursor : cursor + limit]
@@ -289,4 +385,6 @@ class Rollout:
             ended_at=self.ended_at,
             waiting_for=waiting_for if self.open else "",
             usage=usage,
+            priority=self.request.priority,
+            deadline_at=self.deadline_at,
         )

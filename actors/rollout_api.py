@@ -23,18 +23,47 @@ class Strategy(StrEnum):
     STATIC = "static"
 
 
+class CancelledBy(StrEnum):
+    """What ended a sample before it had finished."""
+
+    CALLER = "caller"
+    DEADLINE = "deadline"  # the rollout's ``deadline_s`` was over
+    OVERSAMPLING = "oversampling"  # enough others of its prompt had finished
+    SERVICE = "service"  # it was paused or shut down; the error says which
+
+
+@dataclass(frozen=True, slots=True)
+class SampleStart:
+    """Where a sample begins.
+
+    Attributes:
+        generated_ids: tokens that its response has already: a partial that goes on. They count
+            against ``max_tokens``.
+        seed: of the sample; None derives it from the request's.
+    """
+
+    generated_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
     """A batch of prompts, each to be answered ``num_samples`` times.
 
     Attributes:
         prompts: token ids per prompt.
+        num_samples: samples that are started per prompt.
         samplings: one per prompt, or one for all.
         seed: seed of the request; sample seeds derive from it.
         replay_stop_tokens: replay only, per prompt one length per sample (see ``Sample``).
         sample_samplings: overrides per prompt and sample, for replays that mix settings.
         terms: the caller's own; means nothing here, but a request that repeats an id has to
             repeat it too.
+        priority: where samples wait, those of a higher one go first.
+        deadline_s: from acceptance; what has not ended then is aborted.
+        num_wanted: of each prompt's samples: when so many have finished, the others are
+            aborted. None waits for all of them.
+        starts: one per sample, prompt by prompt; None: all begin at their prompt.
     """
 
     rollout_id: RolloutId
@@ -46,6 +75,10 @@ class RolloutRequest:
     replay_stop_tokens: tuple[tuple[int, ...], ...] | None = None
     sample_samplings: tuple[tuple[Sampling, ...], ...] | None = None
     terms: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    num_wanted: int | None = None
+    starts: tuple[SampleStart, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +86,9 @@ class SampleResult:
     """A sample that has ended, or, in an abort's answer, what there is of it.
 
     Attributes:
+        token_ids, logprobs: what was decoded here, behind ``start``.
+        start: how many tokens of the response were given with the request.
+        cancelled_by: of an aborted sample.
         worker_ids: where it decoded, in order; more than one means that it moved.
         finish_reason: None while it is running.
     """
@@ -69,6 +105,8 @@ class SampleResult:
     weight_version: str = "0"
     queued_s: float = 0.0
     decode_s: float = 0.0
+    start: int = 0
+    cancelled_by: CancelledBy | None = None
 
 
 class RolloutState(StrEnum):
@@ -113,6 +151,8 @@ class RolloutStatus:
     waiting_for: str
     """What the rollout waits for ("" when it decodes)."""
     usage: RolloutUsage
+    priority: int = 0
+    deadline_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +176,20 @@ class SampleNews:
     finish_reason: FinishReason | None
     error: str = ""
     weight_version: str = "0"
+    cancelled_by: CancelledBy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """What samples got behind a cursor, at most one entry per sample.
+
+    Whoever reads on from ``cursor`` gets every token and every ending once. ``done``: nothing
+    more will come behind it.
+    """
+
+    news: tuple[SampleNews, ...]
+    cursor: int
+    done: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +316,15 @@ class CoordinatorPort(Protocol):
         Args:
             known: for each sample, in the order of the request, how many of its tokens the
                 caller has; None for one of which nothing more is wanted.
+
+        Raises: RequestError, UnknownIdError.
+        """
+
+    async def new_tokens(
+        self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int
+    ) -> TokenBatch:
+        """Tokens and endings behind ``cursor``, of up to ``limit`` reports; waits up to
+        ``wait_s`` for the first. A cursor stays good for as long as the rollout is known.
 
         Raises: RequestError, UnknownIdError.
         """

@@ -16,12 +16,13 @@ from placement.views import Binding, DispatchPlan, GroupView, SampleView, Worker
 
 
 def plan_dispatch(view: GroupView) -> DispatchPlan:
-    """Bind queued samples, in arrival order, to the least loaded workers that have room.
+    """Bind queued samples, in queue order, to the least loaded workers that have room.
 
-    A sample that comes back from a leaver has kept its old order, so it goes first.
+    A sample that comes back from a leaver has kept its old order, so it goes first among those
+    of its priority.
     """
     pairs = place(
-        in_arrival_order(view.queued),
+        in_queue_order(view.queued),
         rooms_of(view.workers, view.running, view.kv_block_tokens),
         view.kv_block_tokens,
     )
@@ -47,7 +48,7 @@ def assign_static_chunks(
 
 
 def plan_static_chunks(view: GroupView, chunk_worker: Mapping[SampleId, WorkerId]) -> DispatchPlan:
-    """Bind each queued sample to the worker of its chunk, in arrival order, where there is room.
+    """Bind each queued sample to the worker of its chunk, in queue order, where there is room.
 
     Within a chunk nobody passes a sample that waits.
 
@@ -63,7 +64,7 @@ def plan_static_chunks(view: GroupView, chunk_worker: Mapping[SampleId, WorkerId
     }
     waiting: set[WorkerId] = set()
     bindings = []
-    for sample in in_arrival_order(view.queued):
+    for sample in in_queue_order(view.queued):
         worker_id = chunk_worker.get(sample.sample_id)
         if worker_id is None or worker_id in waiting:
             continue
@@ -82,8 +83,9 @@ def plan_static_chunks(view: GroupView, chunk_worker: Mapping[SampleId, WorkerId
     return DispatchPlan(tuple(bindings))
 
 
-def in_arrival_order(samples: Iterable[SampleView]) -> list[SampleView]:
-    return sorted(samples, key=lambda sample: sample.order)
+def in_queue_order(samples: Iterable[SampleView]) -> list[SampleView]:
+    """The highest priority first; within one, in arrival order."""
+    return sorted(samples, key=lambda sample: (-sample.priority, sample.order))
 
 
 def rooms_of(

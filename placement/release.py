@@ -21,7 +21,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
 
-from placement.dispatch import in_arrival_order, plan_dispatch, rooms_of
+from placement.dispatch import in_queue_order, plan_dispatch, rooms_of
 from placement.ids import WorkerId
 from placement.rooms import kv_need_tokens, place
 from placement.views import (
@@ -204,7 +204,7 @@ def _bound(
 ) -> GroupView | None:
     """``view`` with these workers, after the dispatcher has bound ``queued``; None if some wait."""
     rooms = rooms_of(workers, running, view.kv_block_tokens)
-    placed = place(in_arrival_order(queued), rooms, view.kv_block_tokens)
+    placed = place(in_queue_order(queued), rooms, view.kv_block_tokens)
     if len(placed) < len(queued):
         return None
     moved = [replace(sample, worker_id=room.worker_id) for sample, room in placed]

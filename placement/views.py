@@ -39,6 +39,7 @@ class SampleView:
         prompt_key: the same for the same prompt, in this rollout and in others; empty where
             nobody keeps a history.
         belief: None where nobody predicts; then rules that know no lengths must do.
+        priority: queued samples of a higher one start first.
     """
 
     sample_id: SampleId
@@ -49,6 +50,7 @@ class SampleView:
     generated_tokens: int = 0
     prompt_key: str = ""
     belief: LengthBelief | None = None
+    priority: int = 0
 
     @property
     def max_response_tokens(self) -> int:
