@@ -21,12 +21,13 @@ from actors.length_history import read_length_history, write_length_history
 from actors.measured_costs import MeasuredCosts
 from actors.protocol import ModelFacts
 from actors.rollout import Rollout, SampleRecord
-from actors.settings import RuntimeSettings
+from actors.settings import PlanningSettings, RuntimeSettings
 from placement.cost import TimeUnit
 from placement.dispatcher import Dispatcher, DispatchSettings
 from placement.errors import ConfigError
 from placement.lengths import LengthHistory, LengthPredictor
 from placement.planner import PlannerSettings, ReleasePlanner
+from placement.rebalance import RebalanceSettings
 from placement.release import IdlePolicy
 from placement.reserve import Reserve, ReserveTuner
 from placement.samples import FinishReason
@@ -65,7 +66,9 @@ class Foresight:
         )
         tuner = ReserveTuner(Reserve(full_length=True))
         costs = self.measured.costs(_UNKNOWN_MODEL, None, None)
-        self._dispatcher = Dispatcher(DispatchSettings(rebalance=None), costs, tuner)
+        self._dispatcher = Dispatcher(
+            DispatchSettings(rebalance=_rebalance_settings(planning)), costs, tuner
+        )
         self._planner = ReleasePlanner(
             PlannerSettings(
                 price=planning.price,
@@ -162,6 +165,13 @@ class Foresight:
             write_length_history(self._path, self._predictor.history())
         except (OSError, ConfigError) as error:
             _log.error("what was learned about lengths is not kept: %s", error)
+
+
+def _rebalance_settings(planning: PlanningSettings) -> RebalanceSettings | None:
+    if not planning.rebalance:
+        return None
+    steps = planning.rebalance_steps
+    return RebalanceSettings(interval_steps=steps, horizon_steps=2 * steps, full_length=True)
 
 
 _UNKNOWN_MODEL = ModelFacts(

@@ -1,4 +1,4 @@
-"""The KV of samples that a leaver let go: where it still lies, and how it follows its sample.
+"""The KV of samples that a worker let go: where it still lies, and how it follows its sample.
 
 A leaver stays until whoever gets its samples has their KV, or until it is given up: a sample
 that finds no room in the turn after it was let go is recomputed when it finds some, so that no
@@ -17,7 +17,14 @@ from actors.roster import Worker
 from actors.sample_kv import FetchedKv
 from placement.errors import FlexFloorError
 from placement.ids import SampleId
-from placement.sample_moves import CopySpeed, MovePolicy, MoveReason, MoveView, choose_move
+from placement.sample_moves import (
+    CopySpeed,
+    MoveChoice,
+    MovePolicy,
+    MoveReason,
+    MoveView,
+    choose_move,
+)
 from placement.samples import Sample
 
 _log = logging.getLogger(__name__)
@@ -42,11 +49,21 @@ class KvMoves:
         """Bytes and seconds of the last ones, from the fetch until they were handed over."""
         self._changed = asyncio.Event()
 
-    def offer(self, event: Evicted, leaver: Worker) -> None:
-        """A leaver let go of a sample; decides how the sample gets its KV again."""
-        choice = choose_move(self._view(event.kv_tokens), self._policy)
+    def choose(self, kv_tokens: int) -> MoveChoice:
+        """How a sample with KV of so many tokens would move now."""
+        return choose_move(self._view(kv_tokens), self._policy)
+
+    def offer(self, event: Evicted, source: Worker, choice: MoveChoice | None = None) -> None:
+        """A worker let go of a sample, which is to go on elsewhere.
+
+        Args:
+            choice: how it was to get its KV again, where that was decided before; it has to be
+                recomputed if there is none.
+        """
+        if choice is None or (choice.copies and not event.kv_tokens):
+            choice = self.choose(event.kv_tokens)
         if choice.copies:
-            self._kept[event.sample_id] = _Kept(leaver, choice.reason)
+            self._kept[event.sample_id] = _Kept(source, choice.reason)
         else:
             self._crew.telemetry.moved_samples.labels("recompute", choice.reason).inc()
 

@@ -13,6 +13,7 @@ from actors.crew import Crew
 from actors.foresight import Foresight
 from actors.kv_moves import KvMoves
 from actors.protocol import Broken, Evicted, Tokens, WorkerReport
+from actors.rebalancing import Rebalancing
 from actors.reconfigure import Reconfiguration
 from actors.roster import Worker
 from placement.errors import FlexFloorError
@@ -37,6 +38,7 @@ class Listener(Protocol):
 class Listening:
     """Args:
     foresight: is told how long steps take.
+    rebalancing: is told of the samples that it asked for; None: there is none.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Listening:
         moves: KvMoves,
         listener: Listener,
         foresight: Foresight | None,
+        rebalancing: Rebalancing | None,
     ) -> None:
+        self._rebalancing = rebalancing
         self._crew = crew
         self._backlog = backlog
         self._moves = moves
@@ -115,13 +119,21 @@ class Listening:
                 if change is not None:
                     change.hear(worker.worker_id, event)
                 if isinstance(event, Evicted):
-                    waits = self._backlog.let_go(event.sample_id, worker.worker_id)
-                    if waits and change is not None and worker.worker_id in change.leavers:
-                        self._moves.offer(event, worker)
+                    self._let_go(event, worker)
                 self._listener.wake()
         worker.cursor = report.cursor
         if unwanted:
             await worker.live.cancel(list(dict.fromkeys(unwanted)))
+
+    def _let_go(self, event: Evicted, source: Worker) -> None:
+        """If the sample has to go on elsewhere, its KV may follow it."""
+        if not self._backlog.let_go(event.sample_id, source.worker_id):
+            return
+        if self._rebalancing is not None and self._rebalancing.let_go(event, source):
+            return
+        change = self._listener.change
+        if change is not None and source.worker_id in change.leavers:
+            self._moves.offer(event, source)
 
     def _take_stats(self, worker: Worker, report: WorkerReport) -> None:
         stats = report.stats

@@ -114,6 +114,8 @@ class Member:
         self._jobs = BoundaryJobs()
         self._step_record = StepRecord()
         self._state = State.BUILT
+        self._let_go_kv: dict[SampleId, SampleKv] = {}
+        """Of samples that were cancelled to go on elsewhere, until it is fetched."""
         self._prepared: dict[Generation, _Prepared] = {}
         self._armed: Generation | None = None
         self._undo: _Undo | None = None
@@ -209,24 +211,47 @@ class Member:
 
         self._jobs.post(add_all)
 
-    def cancel(self, sample_ids: list[SampleId]) -> None:
+    def cancel(self, sample_ids: list[SampleId], keep_kv: bool = False) -> None:
+        """``keep_kv``: what was computed for them can be fetched, until the next call of this
+        kind; the bound on what is kept is what one call names."""
+
         def evict_all() -> None:
+            if keep_kv:
+                self._let_go_kv.clear()
+            running = set(self._engine.running_ids())
             for sample_id in sample_ids:
-                if self._engine.evict(sample_id):
-                    self._outbox.put(Evicted(sample_id))
+                if sample_id in running:
+                    self._outbox.put(Evicted(sample_id, self._let_go(sample_id, keep_kv)))
 
         self._jobs.post(evict_all)
 
+    def _let_go(self, sample_id: SampleId, keep_kv: bool) -> int:
+        """Evict one, between two steps: its KV is read before anything else can be written
+        there. Returns of how many tokens it can be fetched."""
+        if not keep_kv:
+            self._engine.evict(sample_id)
+            return 0
+        self._engine.hold(sample_id)
+        kv = self._engine.export_kv(sample_id)
+        if kv is None:
+            return 0
+        self._let_go_kv[sample_id] = kv
+        return kv.num_tokens
+
     def fetch_kv(self, sample_ids: list[SampleId]) -> dict[SampleId, SampleKv]:
-        """The KV of samples that went when this worker began to stand by. Each can be fetched
-        once, until the worker leaves or returns to its group; those that cannot are left out.
+        """The KV of samples that were cancelled with ``keep_kv``, or went when this worker began
+        to stand by. Each can be fetched once, until the worker leaves or returns to its group;
+        those that cannot are left out.
         """
+        found = {i: kv for i in sample_ids if (kv := self._let_go_kv.pop(i, None)) is not None}
+        if len(found) == len(sample_ids):
+            return found  # and no step was waited for
 
         def export_all() -> dict[SampleId, SampleKv]:
             exported = {sample_id: self._engine.export_kv(sample_id) for sample_id in sample_ids}
             return {sample_id: kv for sample_id, kv in exported.items() if kv is not None}
 
-        return self._jobs.do(export_all)
+        return found | self._jobs.do(export_all)
 
     def collect(self, acknowledged: int, wait_s: float) -> WorkerReport:
         cursor, events = self._outbox.collect(acknowledged, wait_s)

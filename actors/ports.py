@@ -38,8 +38,9 @@ class WorkerPort(Protocol):
         ...
 
     async def fetch_kv(self, sample_ids: list[SampleId]) -> FetchedKv:
-        """KV of samples that this worker let go of when it crossed over as a leaver; each once,
-        until it leaves. Those whose KV has gone are left out."""
+        """KV of samples that this worker let go of when it crossed over as a leaver, or when they
+        were cancelled with ``keep_kv``; each once, until it leaves. Those whose KV has gone are
+        left out."""
         ...
 
     async def hold(self) -> None:
@@ -52,8 +53,9 @@ class WorkerPort(Protocol):
         """Decode on. Idempotent."""
         ...
 
-    async def cancel(self, sample_ids: list[SampleId]) -> None:
-        """Let go of samples; each is answered by ``Evicted``, unless it ended before."""
+    async def cancel(self, sample_ids: list[SampleId], keep_kv: bool = False) -> None:
+        """Let go of samples; each is answered by ``Evicted``, unless it ended before. With
+        ``keep_kv`` what was computed for them can be fetched, until the next such call."""
         ...
 
     async def collect(self, acknowledged: int, wait_s: float) -> WorkerReport:

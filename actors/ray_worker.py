@@ -109,8 +109,8 @@ class WorkerShell:
     def unhold(self) -> None:
         self._built().unhold()
 
-    def cancel(self, sample_ids: list[SampleId]) -> None:
-        self._built().cancel(sample_ids)
+    def cancel(self, sample_ids: list[SampleId], keep_kv: bool = False) -> None:
+        self._built().cancel(sample_ids, keep_kv)
 
     @ray.method(concurrency_group="events")
     def collect(self, acknowledged: int, wait_s: float) -> WorkerReport:

@@ -90,8 +90,8 @@ class RayWorker:
     async def unhold(self) -> None:
         await self._call("unhold", self._settings.switch_timeout_s)
 
-    async def cancel(self, sample_ids: list[SampleId]) -> None:
-        await self._call("cancel", self._settings.collective_timeout_s, sample_ids)
+    async def cancel(self, sample_ids: list[SampleId], keep_kv: bool = False) -> None:
+        await self._call("cancel", self._settings.collective_timeout_s, sample_ids, keep_kv)
 
     async def collect(self, acknowledged: int, wait_s: float) -> WorkerReport:
         bound_s = wait_s + self._settings.collective_timeout_s

@@ -122,6 +122,13 @@ class PlanningSettings(Settings):
     """Least steps between two plans, unless a worker idles or the group has changed."""
     max_changes: int = Field(default=8, ge=1)
     """Most releases while one load lasts."""
+    rebalance: bool = False
+    """Move running samples between workers that stay, where one reads much more KV than the
+    others. Each move costs its sample a few steps and pays only where reading KV makes up much of
+    a step; on the tiny model of the demo it does not."""
+    rebalance_steps: int = Field(default=512, ge=1)
+    """Least steps between two looks at how even the load is; twice as many is how soon moves have
+    to have paid."""
     length_history: str = ""
     """File in which what was learned about lengths outlives the service; empty: it does not. It
     is written by whichever node the coordinator runs on."""

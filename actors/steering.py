@@ -20,10 +20,11 @@ from actors.kv_moves import KvMoves
 from actors.listening import Listening
 from actors.outlook import view_for_dispatch
 from actors.ports import WorkerFactory
+from actors.rebalancing import Rebalancing
 from actors.reconfigure import Reconfiguration
 from actors.rollout_api import Strategy
-from actors.width import Width
 from actors.standstill import Standstill
+from actors.width import Width
 from placement.dispatch import assign_static_chunks, plan_static_chunks
 from placement.errors import ConfigError, FlexFloorError, ModelRefusedError, WorkerLostError
 from placement.ids import SampleId, WorkerId
@@ -37,6 +38,13 @@ _HEARTBEAT_S = 1.0  # decisions follow events; this only bounds what a missed on
 _MAX_RESTARTS = 3
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
+
+
+def _rebalancing(crew: Crew, backlog: Backlog, kv_moves: KvMoves) -> Rebalancing | None:
+    planning = crew.settings.planning
+    if not planning.rebalance:
+        return None
+    return Rebalancing(crew, backlog, kv_moves, planning.rebalance_steps)
 
 
 class Steering:
@@ -57,7 +65,8 @@ class Steering:
         self._dispatch_rule = dispatch
         self._foresight = foresight
         self._moves = KvMoves(crew)
-        self.listening = Listening(crew, backlog, self._moves, self, foresight)
+        self._rebalancing = _rebalancing(crew, backlog, self._moves)
+        self.listening = Listening(crew, backlog, self._moves, self, foresight, self._rebalancing)
         self.waiting_for = ""
         self.width = Width(
             crew,
@@ -70,7 +79,9 @@ class Steering:
             self._say,
         )
         backlog.when_load_ends.append(self.width.load_ended)
+        self.holding = Holding(crew)
         self._wakeup = asyncio.Event()
+        self.standstill = Standstill(self.wake)
         self._loop: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._lost = ""
@@ -79,9 +90,7 @@ class Steering:
         self._asked = False
         """A rollout was accepted since the start: before that the idle policy has no say."""
         self._restarts = Attempts(_MAX_RESTARTS, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, crew.clock)
-        self.holding = Holding(crew)
 
-        self.standstill = Standstill(self.wake)
     @property
     def change(self) -> Reconfiguration | None:
         """The change in progress."""
@@ -161,6 +170,8 @@ class Steering:
             await self._give_group_up()
         if not self._crew.roster.members:
             await self._found_again()
+        if self.width.change is None and not self._lost:
+            await self.standstill.run()
         if self._crew.roster.members and not self._lost:
             self._look_ahead()
             await self._dispatch()
@@ -170,8 +181,6 @@ class Steering:
             self._wake_in(self.width.pause_s)
 
     # The group as a whole
-        if self.width.change is None and not self._lost:
-            await self.standstill.run()
 
     async def _found(self) -> None:
         await found_group(self._crew, self._say)
@@ -191,6 +200,7 @@ class Steering:
                 self._fail_open(str(error))
             self._wake_in(self._restarts.pause_s)
             return
+        await self.holding.hold_members()
         for worker in self._crew.roster.member_workers():
             self.listening.listen(worker)
 
@@ -200,7 +210,6 @@ class Steering:
             FinishReason.FAILED, f"the group was lost and not recovered: {reason}"
         )
 
-        await self.holding.hold_members()
     async def _give_group_up(self) -> None:
         """End what is left of a lost group; its samples wait with the tokens they have."""
         reason, roster = self._lost, self._crew.roster
@@ -213,6 +222,8 @@ class Steering:
         workers = list(roster.workers.values())
         for worker in workers:
             self._backlog.take_back(worker.worker_id)
+        if self._rebalancing is not None:
+            self._rebalancing.give_up()
         roster.disband()
         self._backlog.unpin_static()
         await self._crew.kill(workers)
@@ -255,13 +266,10 @@ class Steering:
     async def _dispatch(self) -> None:
         leaving, kept = self.width.leaving(), self._moves.kept()
         if self._backlog.num_queued and len(leaving) < len(self._crew.roster.members):
-            bound = self._bind(
-                self._dispatch_rule(
-                    view_for_dispatch(
-                        self._crew, self._backlog, self._foresight, Strategy.ELASTIC, leaving
-                    )
-                )
-            )
+            bound = self._bind(self._arrivals(leaving))
+            if self._backlog.num_queued:
+                for worker_id, ids in self._bind(self._plan_dispatch(leaving)).items():
+                    bound.setdefault(worker_id, []).extend(ids)
             self._pin_static()
             if chunk_worker := self._backlog.chunk_worker():
                 view = view_for_dispatch(self._crew, self._backlog, None, Strategy.STATIC, leaving)
@@ -271,6 +279,30 @@ class Steering:
         self._moves.give_up(kept)  # no slot is held for what found no room
         if not self._backlog.num_queued and not self.width.growing:
             self.waiting_for = ""
+        await self._even_out()
+
+    def _plan_dispatch(self, leaving: frozenset[WorkerId]) -> DispatchPlan:
+        return self._dispatch_rule(
+            view_for_dispatch(self._crew, self._backlog, self._foresight, Strategy.ELASTIC, leaving)
+        )
+
+    def _arrivals(self, leaving: frozenset[WorkerId]) -> DispatchPlan:
+        if self._rebalancing is None:
+            return DispatchPlan(())
+        changing = self.width.change is not None
+        return DispatchPlan(tuple(self._rebalancing.arrivals(leaving, changing)))
+
+    async def _even_out(self) -> None:
+        """Begin the moves that the dispatch rule wants of running samples, while nobody waits and
+        the group does not change. A static rollout stays as it was cut."""
+        rebalancing, backlog = self._rebalancing, self._backlog
+        if rebalancing is None or backlog.num_queued or self.width.change is not None:
+            return
+        if any(r.request.strategy is Strategy.STATIC for r in backlog.open_rollouts()):
+            return
+        if rebalancing.due and backlog.num_open:
+            plan = self._plan_dispatch(frozenset())
+            await rebalancing.begin(plan.moves, self.listening.lose_worker)
 
     def _bind(self, plan: DispatchPlan) -> dict[WorkerId, list[SampleId]]:
         bound: dict[WorkerId, list[SampleId]] = {}

@@ -59,7 +59,7 @@ class Telemetry:
         self._kv_used = self._gauge("kv_used_tokens", "KV in use, all workers.")
         self._kv_capacity = self._gauge("kv_capacity_tokens", "KV there is, all workers.")
         self.moved_samples = self._counter(
-            "moved_samples", "Samples of leavers, by how they got their KV again.", "by", "reason"
+            "moved_samples", "Samples that moved, by how they got their KV again.", "by", "reason"
         )
         self.moved_kv_bytes = self._counter("moved_kv_bytes", "KV copied between workers.")
         self.moved_kv_s = self._counter(

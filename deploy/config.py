@@ -174,6 +174,14 @@ def _contradictions(config: FlexFloorConfig) -> list[ConfigError]:
             f"is {group.min_workers}, above group.max_workers = {group.max_workers}; "
             "lower it or raise group.max_workers",
         )
+    planning = config.planning
+    if planning.rebalance and (planning.policy != "planner" or planning.unit == "steps"):
+        refuse(
+            "planning.rebalance",
+            f"is true with planning.policy = {planning.policy} and planning.unit = "
+            f"{planning.unit}: only the planner moves running samples, and no move pays where "
+            "every step costs the same; leave it out, or set policy: planner and unit: seconds",
+        )
     if service.max_samples_per_rollout > config.coordinator.max_open_samples:
         refuse(
             "service.max_samples_per_rollout",

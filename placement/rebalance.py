@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from placement.horizon import GroupCosts
 from placement.ids import WorkerId
+from placement.rooms import kv_need_tokens
 from placement.views import GroupView, Move, SampleView
 
 _MOVES_PER_WORKER = 2  # enough to even out what one interval makes uneven
@@ -22,11 +23,14 @@ class RebalanceSettings:
     interval_steps: at most one look in so many steps.
     horizon_steps: within which the moves have to pay.
     gain_ratio: by how much they have to pay more than they cost.
+    full_length: room is counted for the full length of whoever is there, as an engine that must
+        never preempt needs it; else for what they have.
     """
 
     interval_steps: int = 512
     horizon_steps: int = 1024
     gain_ratio: float = 1.5
+    full_length: bool = False
 
 
 def plan_moves(view: GroupView, costs: GroupCosts, settings: RebalanceSettings) -> tuple[Move, ...]:
@@ -36,7 +40,7 @@ def plan_moves(view: GroupView, costs: GroupCosts, settings: RebalanceSettings) 
     """
     if len(view.workers) < 2 or not view.running:
         return ()
-    loads = _Loads(view)
+    loads = _Loads(view, settings.full_length)
     batch = len(view.running) / len(view.workers)
     width = len(view.workers)
     best: tuple[float, int] = (0.0, 0)
@@ -60,7 +64,9 @@ def plan_moves(view: GroupView, costs: GroupCosts, settings: RebalanceSettings) 
 class _Loads:
     """Workers by context, as samples move."""
 
-    def __init__(self, view: GroupView) -> None:
+    def __init__(self, view: GroupView, full_length: bool) -> None:
+        self._full_length = full_length
+        self._block_tokens = view.kv_block_tokens
         self._samples: dict[WorkerId, list[SampleView]] = {w.worker_id: [] for w in view.workers}
         for sample in sorted(view.running, key=lambda s: s.order):
             if sample.worker_id is not None:
@@ -84,12 +90,13 @@ class _Loads:
         max_samples, capacity_tokens = self._limits[destination]
         if len(self._samples[destination]) >= max_samples:
             return None
+        free_tokens = capacity_tokens - self._taken_tokens(destination)
         movable = [
             s
             for s in self._samples[source]
             if s.sample_id not in self._moved
             and s.context_tokens < gap
-            and self._tokens[destination] + s.max_context_tokens <= capacity_tokens
+            and self._need_tokens(s) <= free_tokens
         ]
         if not movable:
             return None
@@ -102,6 +109,16 @@ class _Loads:
             heapq.heappush(self._heavy, (-self._tokens[worker_id], worker_id))
             heapq.heappush(self._light, (self._tokens[worker_id], worker_id))
         return sample, source, destination
+
+    def _taken_tokens(self, worker_id: WorkerId) -> int:
+        if self._full_length:
+            return sum(map(self._need_tokens, self._samples[worker_id]))
+        return self._tokens[worker_id]
+
+    def _need_tokens(self, sample: SampleView) -> int:
+        if self._full_length:
+            return kv_need_tokens(sample.max_context_tokens, self._block_tokens)
+        return sample.max_context_tokens
 
     def _top(self, heap: list[tuple[int, WorkerId]], sign: int) -> WorkerId:
         """The first entry that is still true; others are dropped."""

@@ -195,7 +195,7 @@ class Engine:
 
     def hold(self, sample_id: SampleId) -> int:
         """Let go of a running sample but keep its KV where it is, for ``export_kv``; returns of
-        how many tokens. Only for an engine that makes no steps until ``drop_held``."""
+        how many tokens. Until it is exported or dropped the engine must make no step."""
         self._held[sample_id] = self._running.pop(sample_id)
         return self._exportable_tokens(sample_id)
 

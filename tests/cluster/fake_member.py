@@ -85,7 +85,7 @@ class FakeMember:
         with self._changed:
             self._held = False
 
-    def cancel(self, sample_ids: list[SampleId]) -> None:
+    def cancel(self, sample_ids: list[SampleId], keep_kv: bool = False) -> None:
         with self._changed:
             self._evict([sample_id for sample_id in sample_ids if sample_id in self._running])
 

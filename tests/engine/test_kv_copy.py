@@ -105,6 +105,31 @@ def test_a_sample_may_move_again_and_again_with_its_kv(
     assert_same(group.finish_all(), reference)
 
 
+@pytest.mark.parametrize("copies", [True, False], ids=["copied", "recomputed"])
+def test_a_sample_moved_between_two_that_decode_on_equals_one_that_stayed(
+    copying_group: LocalGroup,
+    samples: list[Sample],
+    reference: dict[SampleId, Response],
+    copies: bool,
+) -> None:
+    group = copying_group
+    group.copies = copies
+    one, other = group.members[:2]
+    generation = group.generation
+    group.submit(one, *samples[::2])
+    group.submit(other, *samples[1::2])
+    moved_bytes = 0
+    for count, sample in enumerate(samples[-4:], start=2):
+        group.wait_for_tokens(sample.sample_id, 2 * count)
+        there = group.responses[sample.sample_id].workers[-1]
+        moved_bytes += group.move(sample.sample_id, other if there == one else one)
+    moved = [s.sample_id for s in samples if len(group.responses[s.sample_id].workers) == 2]
+    assert moved == [sample.sample_id for sample in samples[-4:]]
+    assert (moved_bytes > 0) == copies
+    assert_same(group.finish_all(), reference)
+    assert group.generation == generation, "nobody left for it"
+
+
 def test_kv_copied_into_one_block_is_in_use_when_the_pool_grows_back(
     copying_group: LocalGroup, samples: list[Sample], reference: dict[SampleId, Response]
 ) -> None:

@@ -188,8 +188,8 @@ class FakeFactory:
     """All worker processes, and the lockstep that binds them.
 
     ``faults``: (worker id, call) -> the error to raise; ``WorkerLostError`` also ends the
-    process. The calls are those of the port, "cross" (as it crosses over) and "crossed" (right
-    behind it, before anybody has collected what it reported).
+    process. The calls are those of the port, "cross" (as it crosses over), "crossed" and
+    "cancelled" (right behind it, before anybody has collected what it reported).
     """
 
     def __init__(self, leases: FakeLeases) -> None:
@@ -207,6 +207,8 @@ class FakeFactory:
         self.stepping: asyncio.Task[None] | None = None
         self.fetch_s = 0.01
         """How long a fetch of KV takes."""
+        self.cancel_s = 0.0
+        """How long it takes until a worker lets go of what is cancelled."""
         self.copied: dict[SampleId, tuple[WorkerId, WorkerId]] = {}
         """Samples that came with their KV: from whom, to whom."""
         self.unfetched: set[SampleId] = set()
@@ -301,7 +303,7 @@ class FakeWorker:
         self.spec: WorkerSpec | None = None
         self.samples: dict[SampleId, Sample] = {}
         self.kept: dict[SampleId, Sample] = {}
-        """Samples of a leaver, whose KV can be fetched."""
+        """Samples that it let go of, whose KV can be fetched."""
         self.steps = 0
         self.held = False
         self.old_owner_E: tuple[WorkerId, ...] = ()
@@ -344,6 +346,8 @@ class FakeWorker:
         self._step_ends.append(self._last_step_at)
         need = sum(-(-s.max_context_tokens // KV_BLOCK_TOKENS) for s in self.samples.values())
         assert need * KV_BLOCK_TOKENS <= self.kv_capacity_tokens(), "more KV than there is"
+        assert self.spec is not None
+        assert len(self.samples) <= self.spec.max_samples, "more samples than it decodes at once"
         for sample in [] if self.held else list(self.samples.values()):
             start = len(sample.generated_ids)
             token = expected_token(sample.seed, len(sample.prompt_ids) + start)
@@ -414,11 +418,26 @@ class FakeWorker:
         self.fault("unhold")
         self.held = False
 
-    async def cancel(self, sample_ids: list[SampleId]) -> None:
+    async def cancel(self, sample_ids: list[SampleId], keep_kv: bool = False) -> None:
         self.fault("cancel")
+        if not self.group.cancel_s:
+            self._let_go(sample_ids, keep_kv)
+            return
+        asyncio.get_running_loop().call_later(
+            self.group.cancel_s, self._let_go, sample_ids, keep_kv
+        )
+
+    def _let_go(self, sample_ids: list[SampleId], keep_kv: bool) -> None:
+        if keep_kv:
+            self.kept.clear()
         for sample_id in sample_ids:
-            if self.samples.pop(sample_id, None) is not None:
-                self.emit(Evicted(sample_id))
+            sample = self.samples.pop(sample_id, None)
+            if sample is None:
+                continue
+            if keep_kv:
+                self.kept[sample_id] = sample
+            self.emit(Evicted(sample_id, sample.context_tokens - 1 if keep_kv else 0))
+        self.fault("cancelled", quiet=True)
 
     async def collect(self, acknowledged: int, wait_s: float) -> WorkerReport:
         self.fault("collect")

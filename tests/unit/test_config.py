@@ -58,6 +58,13 @@ def test_a_wrong_setting_is_named_with_its_value(override: str, field: str, word
     assert words in error.message
 
 
+@pytest.mark.parametrize("other", ["planning.policy=first_rule", "planning.unit=steps"])
+def test_moves_that_could_never_be_made_are_refused(other: str) -> None:
+    error = refused("planning.rebalance=true", other)
+    assert error.field == "planning.rebalance"
+    assert "set policy: planner and unit: seconds" in error.message
+
+
 def test_a_required_setting_that_is_missing_is_named() -> None:
     _, errors = check_tree({"model": {}})
     assert [error.field for error in errors] == ["model.path"]

@@ -151,6 +151,17 @@ def test_nothing_moves_to_where_its_full_length_has_no_room() -> None:
     assert dispatcher(costs=READING)(replace(view, workers=small)).moves == ()
 
 
+def test_an_engine_that_never_preempts_counts_everybody_s_full_length() -> None:
+    view = uneven(512)
+    full_tokens = view.running[0].max_context_tokens
+    # Room for what is there and one more at its full length, not for two full lengths.
+    small = tuple(replace(w, kv_capacity_tokens=2 * full_tokens - 1) for w in view.workers)
+    for full_length in (False, True):
+        settings = DispatchSettings(RebalanceSettings(full_length=full_length))
+        moves = Dispatcher(settings, READING)(replace(view, workers=small)).moves
+        assert bool(moves) != full_length
+
+
 @given(foreseen_groups())
 @settings(max_examples=40, deadline=None)
 def test_nobody_starves_and_nobody_is_bound_twice(group: ForeseenGroup) -> None:
