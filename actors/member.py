@@ -17,10 +17,11 @@ first word in which all ask for the same one; nobody is told by the coordinator.
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +44,7 @@ from actors.protocol import (
     BuildReport,
     Evicted,
     FinalizeReport,
+    LoadReport,
     PrepareReport,
     RolledBack,
     Switched,
@@ -52,6 +54,7 @@ from actors.protocol import (
 )
 from actors.sample_kv import KvBySample, SampleKv
 from actors.step_record import StepRecord
+from actors.weight_chunks import WeightChunk
 from placement.errors import FlexFloorError, MembershipError, RequestError
 from placement.ids import Generation, SampleId, WorkerId
 from placement.membership import GroupChange, Placement
@@ -273,6 +276,31 @@ class Member:
     def _set_holding(self, holding: bool) -> None:
         self._holding = holding
 
+    # -------------------------------------------------------------------------- weights
+
+    def load_weights(self, version: str, chunks: Iterable[WeightChunk]) -> LoadReport:
+        """Replace weights, chunk by chunk, between the beats of a held member or before the
+        start of a built one; then compute every unfinished sample anew.
+
+        Raises:
+            WeightUpdateError: a chunk could not be had or does not fit. The weights are then of
+                several versions: load one of them in full before this member decodes on.
+        """
+        received = 0
+        phases: dict[str, float] = {"fetch": 0.0, "load": 0.0}
+        waiting = iter(chunks)
+        while True:
+            with _timed_more(phases, "fetch"):
+                chunk = next(waiting, None)
+            if chunk is None:
+                break
+            with _timed_more(phases, "load"):
+                self._jobs.do(partial(self._engine.load_chunk, chunk))
+            received += chunk.num_bytes
+        with _timed(phases, "finish"):
+            resubmitted = self._jobs.do(lambda: self._engine.finish_load(version))
+        return LoadReport(self._spec.worker_id, version, received, resubmitted, phases)
+
     # ------------------------------------------------------------------- change of membership
 
     def prepare(self, change: GroupChange) -> PrepareReport:
@@ -282,6 +310,11 @@ class Member:
             MembershipError: it failed; the live generation was not touched.
         """
         me = self._spec.worker_id
+        if self._engine.weight_version != change.weight_version:
+            raise MembershipError(
+                f"worker {me} has weights of version {self._engine.weight_version}, and generation "
+                f"{change.generation} is to have version {change.weight_version}"
+            )
         phases: dict[str, float] = {}
         prepared = _Prepared(change)
         self._prepared[change.generation] = prepared
@@ -550,6 +583,14 @@ def _close(prepared: _Prepared) -> None:
         prepared.transport.close()
     if prepared.groups is not None:
         prepared.groups.retire()
+
+
+@contextmanager
+def _timed_more(phases_s: dict[str, float], name: str) -> Iterator[None]:
+    """Adds the seconds of a block to ``phases_s[name]``."""
+    start = time.perf_counter()
+    yield
+    phases_s[name] += time.perf_counter() - start
 
 
 @contextmanager

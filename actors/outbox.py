@@ -55,15 +55,18 @@ class Outbox:
 
 
 def _merged(events: list[WorkerEvent]) -> tuple[WorkerEvent, ...]:
-    """Consecutive tokens of one sample as one event; the order of all else stays."""
+    """Consecutive tokens of one sample, from the same weights, as one event; the order of all
+    else stays."""
     merged: list[WorkerEvent] = []
     open_at: dict[str, int] = {}
     for event in events:
         if not isinstance(event, Tokens):
             open_at.clear()
-        elif (at := open_at.get(event.sample_id)) is not None:
-            before = merged[at]
-            assert isinstance(before, Tokens)
+            merged.append(event)
+            continue
+        at = open_at.get(event.sample_id, -1)
+        before = merged[at] if at >= 0 else None
+        if isinstance(before, Tokens) and before.weight_version == event.weight_version:
             merged[at] = Tokens(
                 event.sample_id,
                 before.start,
@@ -72,9 +75,9 @@ def _merged(events: list[WorkerEvent]) -> tuple[WorkerEvent, ...]:
                 event.finish_reason,
                 event.error,
                 joined(before.detail, event.detail),
+                event.weight_version,
             )
-            continue
         else:
             open_at[event.sample_id] = len(merged)
-        merged.append(event)
+            merged.append(event)
     return tuple(merged)

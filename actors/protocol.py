@@ -28,6 +28,7 @@ class WorkerSpec:
         max_workers: see there; 0 stands for ``len(members)``.
         exact: the placement-invariant combine and its checks.
         max_samples: most samples at once.
+        weight_version: of the weights that it begins with: a joiner's come from its peers.
         idle_beat_s: longest wait between two control words of an idle group.
         collective_timeout_s: bound on every collective.
     """
@@ -45,6 +46,7 @@ class WorkerSpec:
     max_workers: int = 0
     idle_beat_s: float = 0.02
     collective_timeout_s: float = 30.0
+    weight_version: str = "0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,17 @@ class FinalizeReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadReport:
+    """``resubmitted``: unfinished samples that are computed anew."""
+
+    worker_id: WorkerId
+    version: str
+    received_bytes: int
+    resubmitted: int
+    phases_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """New tokens of one sample. ``start``: index of the first one in the response.
 
@@ -117,6 +130,8 @@ class Tokens:
     error: str = ""
     detail: TokenDetail | None = None
     """What the sample's ``Sampling`` asks for beside ids and logprobs."""
+    weight_version: str = "0"
+    """Of the weights that all of these tokens were decoded with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,14 @@ class SampleKv:
         block_layout: per layer, data type and shape of a block; a worker with another one cannot
             use the bytes.
         layers: per layer, [blocks, bytes of a block], contiguous.
+        weight_version: of the weights that it was computed with; with others it is worthless.
     """
 
     num_tokens: int
     token_digest: bytes
     block_layout: tuple[tuple[str, str], ...]
     layers: tuple[npt.NDArray[np.uint8], ...]
+    weight_version: str = "0"
 
     @property
     def num_bytes(self) -> int:

@@ -50,6 +50,7 @@ class GroupChange:
         owner_E: owner of each expert afterwards, the same in every layer
             (E = experts per layer).
         dense_sources: (joiner, member that sends it the dense weights).
+        weight_version: that the old members have, and so the joiners get.
     """
 
     generation: Generation
@@ -58,6 +59,7 @@ class GroupChange:
     moves: tuple[ExpertMove, ...]
     owner_E: tuple[WorkerId, ...]
     dense_sources: tuple[tuple[WorkerId, WorkerId], ...]
+    weight_version: str = "0"
 
     @property
     def joiners(self) -> tuple[WorkerId, ...]:

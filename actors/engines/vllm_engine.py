@@ -9,16 +9,24 @@ Invariant: expert slots and KV blocks together never exceed the budget.
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from actors.engines import vllm_private as private
 from actors.engines.exactness import ensure_exact
+from actors.engines.vllm_weights import load_tensors
 from actors.groups import GenerationGroups
 from actors.protocol import ModelFacts, Tokens, WorkerSpec
 from actors.sample_kv import SampleKv
-from placement.errors import ConfigError, MembershipError, ModelRefusedError, RequestError
+from actors.weight_chunks import WeightChunk
+from placement.errors import (
+    ConfigError,
+    MembershipError,
+    ModelRefusedError,
+    RequestError,
+    WeightUpdateError,
+)
 from placement.experts import initial_owners
 from placement.ids import SampleId, WorkerId
 from placement.membership import Placement
@@ -44,6 +52,7 @@ class Engine:
     Attributes:
         prefilled_tokens: tokens whose KV the last step computed before samples' next tokens.
         refused_kv: samples so far whose KV came with them and did not fit; it was recomputed.
+        weight_version: of all of this worker's weights; None while they are of several.
 
     Raises:
         ModelRefusedError, ConfigError: the model, the mode or the memory does not work.
@@ -82,6 +91,7 @@ class Engine:
         """Sample -> tokens of its context whose KV is there, until its next token is made."""
         self.prefilled_tokens = 0
         self.refused_kv = 0
+        self.weight_version: str | None = spec.weight_version
         self._eos = private.eos_token_ids(self._hosted.config)
         self.coordinators = self._hosted.coordinators
         self.placement = _linear_placement(num_experts, spec.members)
@@ -143,7 +153,8 @@ class Engine:
         """Take a sample; it decodes from the next step on.
 
         ``kv`` is what another worker has computed for it: only the tokens beyond are computed
-        here. KV that is not this sample's or has other blocks is not used.
+        here. KV that is not this sample's, has other blocks or comes from other weights is not
+        used.
 
         Raises:
             RequestError: the engine cannot decode this sample.
@@ -173,7 +184,11 @@ class Engine:
             stop_ids += self._eos
         if kv is not None and kv.num_tokens > sample.untold_from:
             kv = None  # what these tokens' forward shows was asked for, and got lost
-        if kv is not None and not (kv.is_of(sample) and kv.block_layout == self._kv.layout):
+        if kv is not None and not (
+            kv.is_of(sample)
+            and kv.block_layout == self._kv.layout
+            and kv.weight_version == self.weight_version
+        ):
             self.refused_kv += 1
             kv = None
         if kv is not None:
@@ -211,6 +226,7 @@ class Engine:
         kv = None
         if self._exportable_tokens(sample_id):
             kv = self._kv.read(sample_id, held.sample.continued(tuple(held.token_ids)))
+            kv = replace(kv, weight_version=self.weight_version or "")
         self._drop(sample_id)
         return kv
 
@@ -226,7 +242,15 @@ class Engine:
         return bool(self._running)
 
     def step(self) -> list[Tokens]:
-        """One forward with the group; the new tokens of each sample."""
+        """One forward with the group; the new tokens of each sample.
+
+        Raises:
+            MembershipError: the weights are of several versions.
+        """
+        if self.weight_version is None:
+            raise MembershipError(
+                f"worker {self.worker_id} was to decode with weights of several versions"
+            )
         made = []
         outputs = private.step(self._hosted)
         self._count_prefilled({out.request_id for out in outputs})
@@ -253,6 +277,7 @@ class Engine:
                     out.logprobs,
                     finish,
                     detail=out.detail,
+                    weight_version=self.weight_version,
                 )
             )
         return made
@@ -282,6 +307,32 @@ class Engine:
         for running in broken:
             self.add(running.sample.continued(tuple(running.token_ids)))
         return len(broken)
+
+    # ----------------------------------------------------------------------------- weights
+
+    def load_chunk(self, chunk: WeightChunk) -> None:
+        """Take part of the new weights: dense ones, and of the experts those that this worker
+        holds. Until ``finish_load`` it must make no step but idle ones.
+
+        Raises:
+            WeightUpdateError: the tensors are not this model's.
+        """
+        self.weight_version = None
+        try:
+            load_tensors(self._hosted, self._experts, chunk.tensors())
+        except (ValueError, RuntimeError, KeyError, AttributeError) as error:  # vLLM's loaders
+            raise WeightUpdateError(
+                f"worker {self.worker_id} cannot load {chunk.specs[0].name} to "
+                f"{chunk.specs[-1].name}: {error}"
+            ) from error
+
+    def finish_load(self, version: str) -> int:
+        """All chunks of ``version`` are here. What was computed with other weights goes: every
+        unfinished sample is computed anew from its tokens; returns how many."""
+        self.repack_dense()
+        self.weight_version = version
+        self.drop_held()
+        return self.resubmit_all()
 
     # ---------------------------------------------------------------------- experts and memory
 

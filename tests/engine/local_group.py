@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,6 +21,7 @@ from actors.protocol import (
     Broken,
     BuildReport,
     Evicted,
+    LoadReport,
     RolledBack,
     StepStats,
     Switched,
@@ -30,6 +31,7 @@ from actors.protocol import (
 )
 from actors.sample_kv import KvBySample, SampleKv
 from actors.token_detail import DetailSoFar
+from actors.weight_chunks import WeightChunk
 from placement.experts import initial_owners, plan_group_change
 from placement.ids import Generation, SampleId, WorkerId
 from placement.membership import GroupChange
@@ -122,6 +124,8 @@ class Response:
     finish: FinishReason | None = None
     error: str = ""
     workers: list[WorkerId] = field(default_factory=list)
+    weight_versions: tuple[tuple[int, str], ...] = ()
+    """From which token on with which weights."""
     detail: DetailSoFar = field(default_factory=DetailSoFar)
 
 
@@ -159,6 +163,7 @@ class LocalGroup:
         self.copies = False
         """Samples of a leaver move by copying their KV, instead of recomputing it."""
         self.moved_kv: dict[SampleId, SampleKv] = {}
+        self.weight_version = "0"
         self.members = tuple(WorkerId(i) for i in range(size))
         self._next_id = size
         self.generation = Generation(1)
@@ -185,7 +190,8 @@ class LocalGroup:
         joiner: bool,
     ) -> None:
         for w in new:
-            spec = WorkerSpec(w, members, generation, joiner, **self._spec)
+            own = {"weight_version": self.weight_version} if joiner else {}
+            spec = WorkerSpec(w, members, generation, joiner, **self._spec, **own)
             self.workers[w] = Worker(spec, self._context)
         if self._before_build is not None:
             self._all(new, self._before_build)
@@ -209,7 +215,8 @@ class LocalGroup:
         self.generation = Generation(self.generation + 1)
         if joiners:
             self._build(joiners, new, self.generation, joiner=True)
-        return plan_group_change(self.generation, self.members, new, self.owner_E)
+        change = plan_group_change(self.generation, self.members, new, self.owner_E)
+        return replace(change, weight_version=self.weight_version)
 
     def prepare(self, change: GroupChange) -> dict[WorkerId, Any]:
         return self._all(change.old_members + change.joiners, "prepare", change)
@@ -241,6 +248,21 @@ class LocalGroup:
 
     def retire(self, worker_id: WorkerId) -> None:
         self.workers.pop(worker_id).kill()
+
+    # ----------------------------------------------------------------------------- weights
+
+    def load_weights(
+        self, version: str, chunks: list[WeightChunk], *, unhold: bool = True
+    ) -> dict[WorkerId, LoadReport]:
+        """What the coordinator does: hold all, load on all, let them decode on."""
+        self._all(self.members, "hold")
+        reports: dict[WorkerId, LoadReport] = self._all(
+            self.members, "load_weights", version, chunks
+        )
+        self.weight_version = version
+        if unhold:
+            self._all(self.members, "unhold")
+        return reports
 
     # ----------------------------------------------------------------------------- samples
 
@@ -294,6 +316,9 @@ class LocalGroup:
                 assert event.start == len(response.token_ids)
                 response.token_ids += event.token_ids
                 response.logprobs += event.logprobs
+                spans = response.weight_versions
+                if event.token_ids and (not spans or spans[-1][1] != event.weight_version):
+                    response.weight_versions += ((event.start, event.weight_version),)
                 if event.detail is not None:
                     response.detail.add(event.detail)
                 response.finish, response.error = event.finish_reason, event.error
