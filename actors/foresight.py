@@ -62,7 +62,8 @@ class Foresight:
         self._renewed_at: tuple[int, int] = (0, 0)
         self._belief_of: dict[str, LengthBelief] = {}
         self.measured = MeasuredCosts(
-            TimeUnit(planning.unit), settings.group.move_samples_by != "recompute"
+            None if planning.unit == "auto" else TimeUnit(planning.unit),
+            settings.group.move_samples_by != "recompute",
         )
         tuner = ReserveTuner(Reserve(full_length=True))
         costs = self.measured.costs(_UNKNOWN_MODEL, None, None)

@@ -30,16 +30,17 @@ _FREE = float("inf")
 
 class MeasuredCosts:
     """Args:
+    unit: None: steps where the engine runs on CPUs, whose cores the workers share, else seconds.
     can_copy: a moved sample's KV may be copied.
     """
 
-    def __init__(self, unit: TimeUnit, can_copy: bool) -> None:
+    def __init__(self, unit: TimeUnit | None, can_copy: bool) -> None:
         self._unit = unit
         self._can_copy = can_copy
         self._waiting_s: list[float] = []
         self._points: deque[MeasuredStep] = deque(maxlen=_MOST_POINTS)
         self._num_unfitted = 0
-        self._step_time = StepTimeModel(_FIRST_STEP_S, unit=unit)
+        self._step_time = StepTimeModel(_FIRST_STEP_S)
         self._pauses_s: deque[float] = deque(maxlen=_MOST_CHANGES)
 
     def add_steps(
@@ -81,11 +82,13 @@ class MeasuredCosts:
         """Args:
         recompute_token_s, kv_bytes_per_s: as measured; None before the first move.
         """
+        unit = self._unit or (TimeUnit.STEPS if facts.on_cpu else TimeUnit.SECONDS)
+        self._step_time = replace(self._step_time, unit=unit)
         if facts.experts_per_token:
             self._step_time = replace(
                 self._step_time, routed_ratio=facts.experts_per_token / facts.num_experts
             )
-        counts_steps = self._unit is TimeUnit.STEPS
+        counts_steps = unit is TimeUnit.STEPS
         pause_s = statistics.median(self._pauses_s) if self._pauses_s else _FIRST_PAUSE_S
         return GroupCosts(
             step_time=self._step_time,
@@ -93,7 +96,7 @@ class MeasuredCosts:
                 _PAUSE_STEPS if counts_steps else pause_s,
                 _FREE,
                 kv_bytes_per_s or _FREE,
-                self._unit,
+                unit,
             ),
             num_experts=facts.num_experts,
             expert_bytes=facts.expert_bytes,

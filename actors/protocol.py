@@ -66,6 +66,8 @@ class ModelFacts:
     dense_bytes: int
     experts_per_token: int = 0
     """Of a layer's experts; 0: not known."""
+    on_cpu: bool = False
+    """It decodes on the cores of its machine, which other workers may share."""
     routing: RoutingLayout | None = None
     """How routed experts are told; None: this model's cannot be."""
 

@@ -115,9 +115,10 @@ class PlanningSettings(Settings):
     max_slowdown_ratio: float | None = Field(default=None, ge=0)
     """If set, the price is not used: as much is freed as possible while a load takes at most
     this share longer than without any release."""
-    unit: Literal["seconds", "steps"] = "seconds"
+    unit: Literal["auto", "seconds", "steps"] = "auto"
     """What the planner counts in. Where several workers share cores, a narrow group is faster
-    only because fewer processes compete; "steps" charges every step alike, whatever the width."""
+    only because fewer processes compete; "steps" charges every step alike, whatever the width.
+    "auto" counts steps where the engine runs on CPUs, and seconds on accelerators."""
     replan_steps: int = Field(default=256, ge=1)
     """Least steps between two plans, unless a worker idles or the group has changed."""
     max_changes: int = Field(default=8, ge=1)
@@ -125,7 +126,7 @@ class PlanningSettings(Settings):
     rebalance: bool = False
     """Move running samples between workers that stay, where one reads much more KV than the
     others. Each move costs its sample a few steps and pays only where reading KV makes up much of
-    a step; on the tiny model of the demo it does not."""
+    a step; on the tiny model of the demo it does not. Where steps are counted none is made."""
     rebalance_steps: int = Field(default=512, ge=1)
     """Least steps between two looks at how even the load is; twice as many is how soon moves have
     to have paid."""

@@ -180,7 +180,7 @@ def _contradictions(config: FlexFloorConfig) -> list[ConfigError]:
             "planning.rebalance",
             f"is true with planning.policy = {planning.policy} and planning.unit = "
             f"{planning.unit}: only the planner moves running samples, and no move pays where "
-            "every step costs the same; leave it out, or set policy: planner and unit: seconds",
+            "every step costs the same; leave it out, or set policy: planner and unit: auto",
         )
     if service.max_samples_per_rollout > config.coordinator.max_open_samples:
         refuse(

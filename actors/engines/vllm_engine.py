@@ -118,6 +118,7 @@ class Engine:
             kv_block_tokens=self._kv.block_tokens,
             dense_bytes=sum(t.numel() * t.element_size() for t in self.dense_tensors()),
             experts_per_token=getattr(config.hf_text_config, "num_experts_per_tok", 0),
+            on_cpu=private.runs_on_cpu(),
             routing=self._hosted.watch.layout,
         )
 

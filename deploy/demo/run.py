@@ -104,7 +104,6 @@ def _config(
         ),
         planning=PlanningSettings(
             policy="planner",
-            unit="seconds" if gpus else "steps",  # without GPUs all workers share the cores
             replan_steps=REPLAN_STEPS,
             length_history=str(history_path.resolve()),
         ),

@@ -62,7 +62,7 @@ def test_a_wrong_setting_is_named_with_its_value(override: str, field: str, word
 def test_moves_that_could_never_be_made_are_refused(other: str) -> None:
     error = refused("planning.rebalance=true", other)
     assert error.field == "planning.rebalance"
-    assert "set policy: planner and unit: seconds" in error.message
+    assert "set policy: planner and unit: auto" in error.message
 
 
 def test_a_required_setting_that_is_missing_is_named() -> None:

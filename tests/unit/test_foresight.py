@@ -221,3 +221,14 @@ def test_steps_are_priced_as_measured_or_alike_where_they_are_the_unit() -> None
     sparse = seconds.costs(dataclasses.replace(FACTS, experts_per_token=4), None, None)
     assert sparse.step_time.routed_ratio == 0.25
     assert steps.costs(FACTS, None, None).step_time.step_s(2, 4, 6) == 1.0
+
+
+def test_steps_are_the_unit_where_workers_share_cores_and_seconds_where_they_do_not() -> None:
+    on_cpu = dataclasses.replace(FACTS, on_cpu=True)
+    automatic = MeasuredCosts(None, can_copy=True)
+    assert automatic.costs(FACTS, 0.1, 1e9).step_time.unit is TimeUnit.SECONDS
+    costs = automatic.costs(on_cpu, 0.1, 1e9)
+    assert costs.step_time.unit is costs.change.unit is TimeUnit.STEPS
+    assert costs.recompute_token_s == 0.0
+    chosen = MeasuredCosts(TimeUnit.SECONDS, can_copy=True)
+    assert chosen.costs(on_cpu, 0.1, 1e9).step_time.unit is TimeUnit.SECONDS
