@@ -43,6 +43,8 @@ class Backlog:
         self._load_began_at_step = 0
         self.load = 0
         """Number of the load: all rollouts since none was open."""
+        self.nothing_begins = False
+        """Of the samples that wait, only those that have begun are offered to workers."""
         self.when_accepted: list[Callable[[Rollout], None]] = []
         self.when_sample_ends: list[Callable[[SampleRecord], None]] = []
         self.when_rollout_ends: list[Callable[[Rollout], None]] = []
@@ -165,6 +167,7 @@ class Backlog:
                 record
                 for sample_id, record in self._queued.items()
                 if self._rollout_of[sample_id].request.strategy is strategy
+                and (record.worker_ids or not self.nothing_begins)
             ),
             key=lambda record: record.order,
         )

@@ -5,7 +5,7 @@ Records only; all of them pickle. ``actors.rollout_api`` has the requests for sa
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,63 @@ class ServingState(StrEnum):
     WAKING = "waking"
 
 
+STANDS_STILL = (ServingState.PAUSED, ServingState.ASLEEP, ServingState.WAKING)
+"""No step can be expected then."""
+
+
 @dataclass(frozen=True, slots=True)
 class PauseStatus:
+    """Attributes:
+    mode: of the pause, or that with which the group fell asleep; None while it serves.
+    waiting_for: while it is on its way to another state.
+    error: why the group could not be woken, until the next try; it is asleep then.
+    """
+
     state: ServingState
     mode: PauseMode | None = None
+    waiting_for: str = ""
+    error: str = ""
+
+    @property
+    def on_its_way(self) -> bool:
+        return self.state in (ServingState.PAUSING, ServingState.WAKING)
+
+
+class PausePort(Protocol):
+    """Pause and sleep as the coordinator's callers ask for them.
+
+    Every call can be repeated. One that waits returns after ``wait_s`` at the latest, with the
+    state as it is then; ``pause_status`` waits on. Raises: UnavailableError while the service
+    starts or ends.
+    """
+
+    async def pause(self, mode: PauseMode, wait_s: float = 0.0) -> PauseStatus:
+        """Stand still: no sample begins, the group does not change (a change in flight ends
+        first), and ``mode`` says what becomes of unfinished samples. A group that is lost
+        meanwhile is founded again and stands still, too. One mode may follow another. While
+        asleep only ``ABORT`` means something."""
+        ...
+
+    async def resume(self) -> PauseStatus:
+        """Raises: RequestError: the group is asleep."""
+        ...
+
+    async def pause_status(self, wait_s: float = 0.0) -> PauseStatus:
+        """Waits as long as it is on its way."""
+        ...
+
+    async def sleep(self, mode: PauseMode = PauseMode.ABORT, wait_s: float = 0.0) -> PauseStatus:
+        """Pause, then end every worker and give every lease back. What was kept is computed anew
+        after ``wake``."""
+        ...
+
+    async def wake(self, wait_s: float = 0.0, *, stay_paused: bool = False) -> PauseStatus:
+        """Lease and found the group again and serve (or stand still: new weights may come
+        first). If that fails it is asleep as before, and ``error`` says why. A group that is
+        awake is resumed, unless it is to stay paused."""
+        ...
+
+    async def reset_prefix_cache(self, *, running: bool = False) -> bool:
+        """Whether no sample will read KV that was computed before now. No KV outlives its sample,
+        so only running ones have any; ``running`` makes them compute theirs anew."""
+        ...

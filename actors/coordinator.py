@@ -7,16 +7,19 @@ It runs in one event loop and needs no Ray: workers, leases and memory are ports
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from actors.accounting import LeaseLedger
 from actors.admission import make_samples
 from actors.backlog import Backlog
 from actors.cancelling import Cancelling
 from actors.concurrently import end
+from actors.control_api import STANDS_STILL, PauseMode, PauseStatus, ServingState
 from actors.crew import Crew
 from actors.deadlines import Deadlines
 from actors.foresight import Foresight
 from actors.journal import Journal, MemoryJournal
+from actors.pausing import Pausing
 from actors.ports import GroupStore, LeasePort, WorkerFactory
 from actors.regularly import regularly
 from actors.rollout import Rollout
@@ -87,6 +90,7 @@ class Coordinator:
             dispatch or (self._foresight.dispatch if self._foresight else plan_dispatch),
             release_rule or (self._foresight.decide_width if self._foresight else decide_width),
             self._foresight,
+            self.abort,
         )
         self._cancelling = Cancelling(self._crew, self._backlog)
         self._deadlines = Deadlines(clock, self._expire)
@@ -198,6 +202,9 @@ class Coordinator:
 
     def _status(self, rollout: Rollout) -> RolloutStatus:
         usage = self._ledger.usage(rollout.rollout_id, self._clock())
+        pause = self._steering.pausing.status()
+        if pause.state is not ServingState.SERVING:
+            return rollout.status(f"the group is {pause.state}", usage)
         waits = any(record.worker_id is None for record in rollout.unfinished())
         return rollout.status(self._steering.waiting_for if waits else "", usage)
 
@@ -248,6 +255,44 @@ class Coordinator:
         await self._cancelling.cancel(rollout, rollout.unfinished(), CancelledBy.DEADLINE, text)
         self._steering.wake()
 
+    async def pause(self, mode: PauseMode, wait_s: float = 0.0) -> PauseStatus:
+        (await self._pausing()).pause(mode)
+        return await self.pause_status(wait_s)
+
+    async def resume(self) -> PauseStatus:
+        (await self._pausing()).resume()
+        return await self.pause_status()
+
+    async def sleep(self, mode: PauseMode = PauseMode.ABORT, wait_s: float = 0.0) -> PauseStatus:
+        (await self._pausing()).sleep(mode)
+        return await self.pause_status(wait_s)
+
+    async def wake(self, wait_s: float = 0.0, *, stay_paused: bool = False) -> PauseStatus:
+        if (await self._pausing()).wake(stay_paused=stay_paused):
+            self._steering.sleeps_no_more()
+        return await self.pause_status(wait_s)
+
+    async def pause_status(self, wait_s: float = 0.0) -> PauseStatus:
+        pausing = await self._pausing()
+        await pausing.until_settled(wait_s)
+        status = pausing.status()
+        if status.on_its_way and self._steering.waiting_for:
+            return replace(status, waiting_for=self._steering.waiting_for)
+        return status
+
+    async def reset_prefix_cache(self, *, running: bool = False) -> bool:
+        pausing = await self._pausing()
+        if running:
+            await pausing.cancel_running()
+        return running or not self._backlog.running()
+
+    async def _pausing(self) -> Pausing:
+        """Raises: UnavailableError."""
+        await self.served_model()
+        if self._steering.broken:
+            raise UnavailableError(f"{self._steering.broken}; restart the service")
+        return self._steering.pausing
+
     async def workers(self) -> list[WorkerStatus]:
         roster = self._crew.roster
         return [
@@ -265,10 +310,14 @@ class Coordinator:
         last_step_at = self._steering.listening.last_step_at
         age_s = now - last_step_at if last_step_at else 0.0
         healthy, detail = True, "nothing to decode"
+        pause = self._steering.pausing.status()
         if self._steering.broken:
             healthy, detail = False, self._steering.broken
+        elif pause.state in STANDS_STILL:
+            detail = f"{pause.state}; {self._backlog.num_open} samples wait"
         elif open_rollouts:
-            waited_s = min(now - max(last_step_at, r.accepted_at) for r in open_rollouts)
+            since = max(last_step_at, self._steering.pausing.served_since)
+            waited_s = min(now - max(since, r.accepted_at) for r in open_rollouts)
             healthy = waited_s <= bound_s
             detail = (
                 f"{self._backlog.num_open} samples are open, the last step or acceptance is "

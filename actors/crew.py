@@ -61,6 +61,7 @@ class Crew:
     def learn(self, facts: ModelFacts) -> None:
         """Raises: ConfigError."""
         self._capacity = measure_capacity(facts, self.settings.group)
+        self.roster.facts = facts
 
     async def acquire(
         self,

@@ -101,6 +101,9 @@ async def attach_group(crew: Crew, factory: WorkerFactory) -> bool:
         return False
     crew.roster.next_worker_id = record.next_worker_id
     crew.roster.next_generation = record.next_generation
+    crew.roster.pause_mode, crew.roster.asleep = record.pause_mode, record.asleep
+    if record.facts is not None:
+        crew.learn(record.facts)
     attached = not record.in_change and await _take_over(crew, factory, record)
     if not attached:
         for worker_id in dict.fromkeys(record.members + record.in_change):
@@ -148,4 +151,7 @@ def _empty_record(crew: Crew, in_change: tuple[WorkerId, ...] = ()) -> GroupReco
         lease_names=(),
         build_reports=(),
         in_change=in_change,
+        pause_mode=crew.roster.pause_mode,
+        asleep=crew.roster.asleep,
+        facts=crew.roster.facts,
     )

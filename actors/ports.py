@@ -8,7 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from actors.protocol import BuildReport, FinalizeReport, PrepareReport, WorkerReport, WorkerSpec
+from actors.control_api import PauseMode
+from actors.protocol import (
+    BuildReport,
+    FinalizeReport,
+    ModelFacts,
+    PrepareReport,
+    WorkerReport,
+    WorkerSpec,
+)
 from actors.sample_kv import FetchedKv
 from placement.ids import Generation, SampleId, WorkerId
 from placement.membership import GroupChange
@@ -163,6 +171,8 @@ class GroupRecord:
         build_reports: per member.
         in_change: workers that join or leave by a change that had not ended when this was
             written: a coordinator that comes back then begins afresh.
+        pause_mode, asleep: what was asked of the group.
+        facts: of the model; a group that is asleep has no build report.
     """
 
     next_worker_id: WorkerId
@@ -173,6 +183,9 @@ class GroupRecord:
     lease_names: tuple[str, ...]
     build_reports: tuple[BuildReport, ...]
     in_change: tuple[WorkerId, ...] = ()
+    pause_mode: PauseMode | None = None
+    asleep: bool = False
+    facts: ModelFacts | None = None
 
 
 class GroupStore(Protocol):

@@ -15,7 +15,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from actors.control_api import WeightsGroup, WeightStatus, WeightUpdate
+from actors.control_api import PauseMode, PauseStatus, WeightsGroup, WeightStatus, WeightUpdate
 from actors.model_check import check_model
 from actors.ray_answers import first_line, own_error
 from actors.ray_coordinator_client import CoordinatorClient
@@ -143,6 +143,24 @@ class CoordinatorShell:
 
     async def metrics_text(self) -> bytes:
         return await (await self._serving()).metrics_text()
+
+    async def pause(self, mode: PauseMode, wait_s: float) -> PauseStatus:
+        return await (await self._serving()).pause(mode, wait_s)
+
+    async def resume(self) -> PauseStatus:
+        return await (await self._serving()).resume()
+
+    async def pause_status(self, wait_s: float) -> PauseStatus:
+        return await (await self._serving()).pause_status(wait_s)
+
+    async def sleep(self, mode: PauseMode, wait_s: float) -> PauseStatus:
+        return await (await self._serving()).sleep(mode, wait_s)
+
+    async def wake(self, wait_s: float, stay_paused: bool) -> PauseStatus:
+        return await (await self._serving()).wake(wait_s, stay_paused=stay_paused)
+
+    async def reset_prefix_cache(self, running: bool) -> bool:
+        return await (await self._serving()).reset_prefix_cache(running=running)
 
     async def update_weights(self, update: WeightUpdate) -> WeightStatus:
         return await (await self._serving()).update_weights(update)

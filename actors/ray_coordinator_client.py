@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from actors.control_api import WeightsGroup, WeightStatus, WeightUpdate
+from actors.control_api import PauseMode, PauseStatus, WeightsGroup, WeightStatus, WeightUpdate
 from actors.ray_answers import await_answer
 from actors.rollout_api import (
     FinishedBatch,
@@ -81,6 +81,24 @@ class CoordinatorClient:
 
     async def metrics_text(self) -> bytes:
         return await self._call("metrics_text")
+
+    async def pause(self, mode: PauseMode, wait_s: float = 0.0) -> PauseStatus:
+        return await self._call("pause", mode, wait_s, bound_s=wait_s + _CALL_TIMEOUT_S)
+
+    async def resume(self) -> PauseStatus:
+        return await self._call("resume")
+
+    async def pause_status(self, wait_s: float = 0.0) -> PauseStatus:
+        return await self._call("pause_status", wait_s, bound_s=wait_s + _CALL_TIMEOUT_S)
+
+    async def sleep(self, mode: PauseMode = PauseMode.ABORT, wait_s: float = 0.0) -> PauseStatus:
+        return await self._call("sleep", mode, wait_s, bound_s=wait_s + _CALL_TIMEOUT_S)
+
+    async def wake(self, wait_s: float = 0.0, *, stay_paused: bool = False) -> PauseStatus:
+        return await self._call("wake", wait_s, stay_paused, bound_s=wait_s + _CALL_TIMEOUT_S)
+
+    async def reset_prefix_cache(self, *, running: bool = False) -> bool:
+        return await self._call("reset_prefix_cache", running)
 
     async def update_weights(self, update: WeightUpdate) -> WeightStatus:
         return await self._call("update_weights", update, bound_s=_WEIGHTS_TIMEOUT_S)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from actors.control_api import WeightsGroup, WeightStatus, WeightUpdate
+from actors.control_api import PausePort, WeightsGroup, WeightStatus, WeightUpdate
 from placement.ids import Generation, RolloutId, SampleId, WorkerId
 from placement.membership import Phase
 from placement.samples import FinishReason, Sampling
@@ -288,7 +288,7 @@ class ServedModel:
     """Of the weights that new samples are decoded with."""
 
 
-class CoordinatorPort(Protocol):
+class CoordinatorPort(PausePort, Protocol):
     """The coordinator as its callers see it."""
 
     async def served_model(self) -> ServedModel: ...
@@ -349,8 +349,6 @@ class CoordinatorPort(Protocol):
     async def metrics_text(self) -> bytes:
         """Prometheus exposition."""
 
-    async def shutdown(self) -> None:
-        """End all workers, remove all leases. Idempotent."""
     async def update_weights(self, update: WeightUpdate) -> WeightStatus:
         """Replace the weights of whoever is in the group, and of all who come later. Returns when
         new tokens are decoded with them; every unfinished sample goes on from where it is, its KV
@@ -374,3 +372,5 @@ class CoordinatorPort(Protocol):
     async def destroy_weights_group(self, name: str) -> None:
         """Raises: UnknownIdError."""
 
+    async def shutdown(self) -> None:
+        """End all workers, remove all leases. Idempotent."""

@@ -9,8 +9,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from actors.control_api import PauseMode
 from actors.ports import GroupRecord, Lease, WorkerPort
-from actors.protocol import BuildReport, StepStats
+from actors.protocol import BuildReport, ModelFacts, StepStats
 from actors.rollout_api import WorkerStatus
 from placement.ids import ExpertId, Generation, WorkerId
 from placement.membership import GroupChange
@@ -98,6 +99,11 @@ class Roster:
         self.owner_E: tuple[WorkerId, ...] = ()
         self.next_worker_id = WorkerId(0)
         self.next_generation = Generation(0)
+        self.pause_mode: PauseMode | None = None
+        self.asleep = False
+        """What was asked of the group, and is recorded with it."""
+        self.facts: ModelFacts | None = None
+        """Of the model, once a worker has said them."""
         self._step_offset: dict[WorkerId, int] = {}
         self._steps = 0
 
@@ -160,6 +166,9 @@ class Roster:
             lease_names=tuple(worker.lease.name for worker in workers),
             build_reports=reports,
             in_change=in_change,
+            pause_mode=self.pause_mode,
+            asleep=self.asleep,
+            facts=self.facts,
         )
 
     def state_of(self, worker: Worker, busy: bool) -> WorkerState:

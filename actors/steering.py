@@ -7,7 +7,8 @@ bind queued samples, then see to the group's width.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from actors.attempts import Attempts
 from actors.backlog import Backlog
@@ -19,6 +20,7 @@ from actors.holding import Holding
 from actors.kv_moves import KvMoves
 from actors.listening import Listening
 from actors.outlook import view_for_dispatch
+from actors.pausing import Pausing
 from actors.ports import WorkerFactory
 from actors.rebalancing import Rebalancing
 from actors.reconfigure import Reconfiguration
@@ -27,7 +29,7 @@ from actors.standstill import Standstill
 from actors.width import Width
 from placement.dispatch import assign_static_chunks, plan_static_chunks
 from placement.errors import ConfigError, FlexFloorError, ModelRefusedError, WorkerLostError
-from placement.ids import SampleId, WorkerId
+from placement.ids import RolloutId, SampleId, WorkerId
 from placement.release import IdlePolicy, ReleaseRule
 from placement.samples import FinishReason
 from placement.views import DispatchPlan, GroupView
@@ -50,6 +52,7 @@ def _rebalancing(crew: Crew, backlog: Backlog, kv_moves: KvMoves) -> Rebalancing
 class Steering:
     """Args:
     foresight: what the rules are to know beside the records; None: they know no lengths.
+    abort: end the unfinished samples of a rollout, with their partials.
     """
 
     def __init__(
@@ -58,7 +61,8 @@ class Steering:
         backlog: Backlog,
         dispatch: Callable[[GroupView], DispatchPlan],
         release_rule: ReleaseRule,
-        foresight: Foresight | None = None,
+        foresight: Foresight | None,
+        abort: Callable[[RolloutId], Coroutine[Any, Any, Any]],
     ) -> None:
         self._crew = crew
         self._backlog = backlog
@@ -82,6 +86,7 @@ class Steering:
         self.holding = Holding(crew)
         self._wakeup = asyncio.Event()
         self.standstill = Standstill(self.wake)
+        self.pausing = Pausing(crew, backlog, self.holding, abort, self.wake)
         self._loop: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._lost = ""
@@ -104,8 +109,9 @@ class Steering:
         if await attach_group(self._crew, factory):
             workers = self._crew.roster.member_workers()
             await all_of(self.listening.catch_up(worker) for worker in workers)
-        else:
+        elif not self._crew.roster.asleep:
             await self._found()
+        self.pausing.take_over()
         self._backlog.take_back_strays(self._crew.roster.members)
         for worker in self._crew.roster.member_workers():
             self.listening.listen(worker)
@@ -131,7 +137,8 @@ class Steering:
 
     def accepted(self) -> None:
         """There is new work: whatever was given up is worth another try."""
-        self._asked = self._keep_group = True
+        self._asked = True
+        self._keep_group = self._keep_group or not self.pausing.stands
         self._restarts.reset()
         self.width.renew()
         self.wake()
@@ -168,17 +175,59 @@ class Steering:
             self._restarts.reset()
         if self._lost:
             await self._give_group_up()
-        if not self._crew.roster.members:
+        await self.pausing.end_unfinished()
+        if not self._crew.roster.members and self._wants_group:
             await self._found_again()
         if self.width.change is None and not self._lost:
             await self.standstill.run()
-        if self._crew.roster.members and not self._lost:
+        if self._lost:
+            return
+        if self.pausing.stands:
+            await self._rest()
+        else:
+            await self.pausing.go()
+            await self._decide()
+
+    async def _decide(self) -> None:
+        if self._crew.roster.members:
             self._look_ahead()
             await self._dispatch()
             policy = self._crew.settings.group.idle_workers if self._asked else IdlePolicy.ALL
             if not await self.width.steer(IdlePolicy(policy)):
                 await self._disband()
             self._wake_in(self.width.pause_s)
+
+    # Pause and sleep
+
+    def sleeps_no_more(self) -> None:
+        """A group that was asleep is to be founded, and nobody leaves it before it has work."""
+        self._keep_group = True
+        self._asked = bool(self._backlog.num_open)
+        self._restarts.reset()
+
+    @property
+    def _wants_group(self) -> bool:
+        pausing = self.pausing
+        if pausing.sleeps:
+            return pausing.drains
+        return self._keep_group or not pausing.stands
+
+    async def _rest(self) -> None:
+        """Go on towards the pause or the sleep that is wanted; nothing else is decided."""
+        pausing = self.pausing
+        if self.width.change is not None:
+            await self._dispatch()  # leavers wait until their samples are elsewhere
+            return
+        await self.width.forgo_growth()
+        if pausing.drains:
+            await pausing.drain()
+            await self._dispatch()
+        elif not pausing.sleeps:
+            await pausing.stand_still()
+        elif not pausing.reached and await pausing.take_samples_back():
+            await self._disband()
+            self._backlog.unpin_static()
+            await pausing.fall_asleep()
 
     # The group as a whole
 
@@ -197,7 +246,10 @@ class Steering:
             self.waiting_for = str(error)
             self._restarts.fail()
             if self._restarts.exhausted or isinstance(error, ConfigError | ModelRefusedError):
-                self._fail_open(str(error))
+                if self.pausing.waking:
+                    self.pausing.fail_to_wake(str(error))
+                else:
+                    self._fail_open(str(error))
             self._wake_in(self._restarts.pause_s)
             return
         await self.holding.hold_members()
@@ -234,10 +286,13 @@ class Steering:
         """Nothing to decode, and the policy keeps nobody."""
         roster = self._crew.roster
         workers = roster.member_workers()
+        others = await self._crew.others_now()
         self._keep_group = False
         roster.disband()
         await self.width.break_off("nobody is to stay")
         await all_of(self._crew.leave(worker) for worker in workers)
+        for worker in workers:
+            self._crew.slot_use.released(worker.lease.node_id, others)
         await self._crew.kill(roster.workers.values())
         await self._crew.store.forget_generation(roster.generation)
         await self._crew.store.record(roster.record())

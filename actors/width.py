@@ -120,6 +120,14 @@ class Width:
             self._begin(decision, [], self._crew.clock())
         return decision.width > 0
 
+    async def forgo_growth(self) -> None:
+        """Nobody joins any more; leases that have arrived go back. A request that is under way
+        ends within one slice of it, because nothing is wanted."""
+        self.wanted_workers = len(self._crew.roster.members)
+        if self._acquiring is not None and self._acquiring.done():
+            arrived, self._acquiring = self._acquiring.result(), None
+            await self._crew.kill(arrived)
+
     def _num_changes(self) -> int:
         """Releases that this load has seen to their end. A group that grows back, or for new work,
         uses none of them up."""

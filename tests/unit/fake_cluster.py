@@ -37,6 +37,7 @@ from placement.samples import FinishReason, Sample
 
 STEP_S = 0.05
 BUILD_S = 5.0
+HOLD_S = 0.02
 VOCAB = 100
 MAX_MODEL_LEN = 200
 NUM_EXPERTS = 16
@@ -411,10 +412,12 @@ class FakeWorker:
         self.samples |= {sample.sample_id: sample for sample in samples}
 
     async def hold(self) -> None:
+        await asyncio.sleep(HOLD_S)
         self.fault("hold")
         self.held = True
 
     async def unhold(self) -> None:
+        await asyncio.sleep(HOLD_S)
         self.fault("unhold")
         self.held = False
 

@@ -1,7 +1,16 @@
 """A coordinator whose samples end when the test says so."""
 
 import asyncio
+from dataclasses import replace
 
+from actors.control_api import (
+    PauseMode,
+    PauseStatus,
+    ServingState,
+    WeightsGroup,
+    WeightStatus,
+    WeightUpdate,
+)
 from actors.rollout_api import (
     FinishedBatch,
     Health,
@@ -55,6 +64,16 @@ class FakeCoordinator:
         self.healthy = True
         self.submit_error: Exception | None = None
         self.results_error: Exception | None = None
+        self.control: list[str] = []
+        """Pauses and the like, in the order in which they were asked for."""
+        self.standing = PauseStatus(ServingState.SERVING)
+        self.way_out: PauseStatus | None = None
+        """What comes when the group is on its way."""
+        self.wake_error = ""
+        self.weights = WeightStatus("0")
+        self.updates: list[WeightUpdate] = []
+        self.update_error: Exception | None = None
+        self.weights_groups: dict[str, WeightsGroup] = {}
         self._changed = asyncio.Condition()
 
     async def served_model(self) -> ServedModel:
@@ -199,6 +218,69 @@ class FakeCoordinator:
             ended += partials
             self._changed.notify_all()
         return FinishedBatch(partials, len(ended), done=True)
+
+    async def pause(self, mode: PauseMode, wait_s: float = 0.0) -> PauseStatus:
+        """It is on its way until its status is asked for."""
+        self.control.append(f"pause {mode}")
+        if mode is PauseMode.ABORT:
+            for status in await self.open_rollouts():
+                await self.abort(status.rollout_id)
+        if self.standing.state is not ServingState.ASLEEP:
+            self.standing = self._way_to(ServingState.PAUSED, ServingState.PAUSING, mode)
+        return self.standing
+
+    async def resume(self) -> PauseStatus:
+        self.control.append("resume")
+        if self.standing.state is ServingState.ASLEEP:
+            raise RequestError("the group is asleep; wake it, which resumes it, too")
+        self.standing = PauseStatus(ServingState.SERVING)
+        return self.standing
+
+    async def pause_status(self, wait_s: float = 0.0) -> PauseStatus:
+        if self.standing.on_its_way and self.way_out is not None:
+            self.standing = self.way_out
+        return self.standing
+
+    async def sleep(self, mode: PauseMode = PauseMode.ABORT, wait_s: float = 0.0) -> PauseStatus:
+        self.control.append(f"sleep {mode}")
+        self.standing = self._way_to(ServingState.ASLEEP, ServingState.PAUSING, mode)
+        return self.standing
+
+    async def wake(self, wait_s: float = 0.0, *, stay_paused: bool = False) -> PauseStatus:
+        self.control.append("wake, stay paused" if stay_paused else "wake")
+        if stay_paused and self.standing.state is ServingState.ASLEEP:
+            self.standing = PauseStatus(ServingState.PAUSED, PauseMode.KEEP)
+        elif not stay_paused:
+            self.standing = self._way_to(ServingState.SERVING, ServingState.WAKING, None)
+        return self.standing
+
+    def _way_to(self, end: ServingState, way: ServingState, mode: PauseMode | None) -> PauseStatus:
+        if self.wake_error and way is ServingState.WAKING:
+            self.way_out = PauseStatus(ServingState.ASLEEP, PauseMode.ABORT, error=self.wake_error)
+        else:
+            self.way_out = PauseStatus(end, mode)
+        return PauseStatus(way, mode, waiting_for="a step")
+
+    async def reset_prefix_cache(self, *, running: bool = False) -> bool:
+        self.control.append("reset running" if running else "reset")
+        return running or not await self.open_rollouts()
+
+    async def update_weights(self, update: WeightUpdate) -> WeightStatus:
+        self.updates.append(update)
+        if self.update_error is not None:
+            raise self.update_error
+        self.weights = WeightStatus(update.version, seconds=0.5, received_bytes=8)
+        return self.weights
+
+    async def weight_status(self) -> WeightStatus:
+        return self.weights
+
+    async def init_weights_group(self, group: WeightsGroup) -> None:
+        self.weights_groups[group.name] = group
+
+    async def destroy_weights_group(self, name: str) -> None:
+        if self.weights_groups.pop(name, None) is None:
+            raise UnknownIdError(f"no group {name}", field="name")
 
     async def workers(self) -> list[WorkerStatus]:
         return [
