@@ -7,6 +7,7 @@ out. Capacity is not its concern.
 import math
 
 from actors.rollout_api import RolloutRequest, SampleStart, ServedModel
+from actors.token_detail import MAX_PROMPT_TOP_LOGPROBS, MAX_TOP_LOGPROBS
 from placement.errors import RequestError
 from placement.ids import make_sample_id
 from placement.samples import Sample, Sampling, derive_sample_seed
@@ -56,6 +57,7 @@ def make_samples(request: RolloutRequest, model: ServedModel) -> tuple[Sample, .
                         else start.seed
                     ),
                     generated_ids=start.generated_ids,
+                    num_given=len(start.generated_ids),
                     replay_stop_tokens=stop,
                 )
             )
@@ -158,6 +160,20 @@ def _sampling_of(
 
 
 def _check_sampling(sampling: Sampling, model: ServedModel, field: str) -> None:
+def _check_detail(sampling: Sampling, model: ServedModel, field: str) -> None:
+    for name, asked, most in (
+        ("top_logprobs", sampling.top_logprobs, MAX_TOP_LOGPROBS),
+        ("prompt_logprobs", sampling.prompt_logprobs or 0, MAX_PROMPT_TOP_LOGPROBS),
+    ):
+        if not 0 <= asked <= most:
+            raise RequestError(f"must be 0 to {most}, not {asked}", field=f"{field}.{name}")
+    if sampling.routed_experts and model.routing is None:
+        raise RequestError(
+            f"{model.path} has routers that do not tell where they route to; leave it out",
+            field=f"{field}.routed_experts",
+        )
+
+
     if sampling.max_tokens < 1:
         raise RequestError(
             f"must be at least 1, not {sampling.max_tokens}", field=f"{field}.max_tokens"
@@ -177,6 +193,7 @@ def _check_sampling(sampling: Sampling, model: ServedModel, field: str) -> None:
             field=f"{field}.top_k",
         )
     for token_id in sampling.stop_token_ids:
+    _check_detail(sampling, model, field)
         if not 0 <= token_id < model.vocab_size:
             raise RequestError(
                 f"token id {token_id} is not in the vocabulary (0 to {model.vocab_size - 1})",

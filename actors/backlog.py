@@ -61,7 +61,7 @@ class Backlog:
             if isinstance(entry, Bound):
                 self._place(record, entry.worker_id, entry.at)
             elif isinstance(entry, Generated):
-                rollout.extend(record, entry.token_ids, entry.logprobs)
+                rollout.extend(record, entry.token_ids, entry.logprobs, entry.detail)
             else:
                 self._finish(record, entry)
                 self._running.pop(entry.sample_id, None)
@@ -203,10 +203,13 @@ class Backlog:
             token_ids, logprobs = event.token_ids[known:], event.logprobs[known:]
             if token_ids:
                 start = event.start + known
+                detail = None if event.detail is None else event.detail.cut(known)
                 self._journal.append(
-                    Generated(rollout.rollout_id, event.sample_id, start, token_ids, logprobs)
+                    Generated(
+                        rollout.rollout_id, event.sample_id, start, token_ids, logprobs, detail
+                    )
                 )
-                rollout.extend(record, token_ids, logprobs)
+                rollout.extend(record, token_ids, logprobs, detail)
                 self._ledger.tokens(rollout.rollout_id, len(token_ids))
                 self._telemetry.tokens.inc(len(token_ids))
             if event.finish_reason is not None:

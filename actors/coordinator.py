@@ -156,6 +156,7 @@ class Coordinator:
             max_model_len=facts.max_model_len,
             exact=self._settings.model.exact,
             eos_token_ids=facts.eos_token_ids,
+            routing=facts.routing,
         )
         self._background.append(
             asyncio.ensure_future(

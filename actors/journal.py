@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actors.rollout_api import CancelledBy, RolloutRequest
+from actors.token_detail import TokenDetail
 from placement.ids import RolloutId, SampleId, WorkerId
 from placement.samples import FinishReason
 
@@ -43,6 +44,7 @@ class Generated:
     start: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    detail: TokenDetail | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from actors.rollout_api import (
     SampleResult,
     TokenBatch,
 )
+from actors.token_detail import DetailSoFar, TokenDetail
 from actors.token_log import Growth, TokenLog
 from placement.errors import MembershipError, RequestError
 from placement.ids import RolloutId, SampleId, WorkerId
@@ -58,6 +59,8 @@ class SampleRecord:
     """The response, with what was given of it."""
     logprobs: list[float] = field(default_factory=list)
     """Of the tokens that were decoded here: those behind the given ones."""
+    detail: DetailSoFar = field(default_factory=DetailSoFar)
+    """Likewise, what is asked for beside them."""
     worker_id: WorkerId | None = None
     worker_ids: list[WorkerId] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -152,6 +155,7 @@ class SampleRecord:
             start=start,
             token_ids=tuple(self.token_ids[start:stop]),
             logprobs=tuple(self.logprobs[start - given : stop - given]),
+            detail=self.detail.between(start - given, stop - given),
             finish_reason=self.finish_reason if ended else None,
             error=self.error if ended else "",
             cancelled_by=self.cancelled_by if ended else None,
@@ -171,6 +175,8 @@ class SampleRecord:
             seed=self.sample.seed,
             token_ids=tuple(self.token_ids[self.num_given :]),
             logprobs=tuple(self.logprobs),
+            prompt_tokens=len(self.sample.prompt_ids),
+            detail=self.detail.between(0),
             finish_reason=self.finish_reason,
             error=self.error,
             start=self.num_given,
@@ -260,12 +266,18 @@ class Rollout:
         return [record for record in of_prompt if record.finish_reason is None]
 
     def extend(
-        self, record: SampleRecord, token_ids: tuple[int, ...], logprobs: tuple[float, ...]
+        self,
+        record: SampleRecord,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[float, ...],
+        detail: TokenDetail | None = None,
     ) -> None:
         """New tokens of a sample."""
         self._log_growth(record, len(token_ids))
         record.token_ids.extend(token_ids)
         record.logprobs.extend(logprobs)
+        if detail is not None:
+            record.detail.add(detail)
         self._tell_growth()
 
     def _log_growth(self, record: SampleRecord, count: int, *, ended: bool = False) -> None:

@@ -6,9 +6,12 @@ otherwise.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import Field
 
 from actors.control_api import PausePort, WeightsGroup, WeightStatus, WeightUpdate
+from actors.token_detail import RoutingLayout, TokenDetail
 from placement.ids import Generation, RolloutId, SampleId, WorkerId
 from placement.membership import Phase
 from placement.samples import FinishReason, Sampling
@@ -91,6 +94,9 @@ class SampleResult:
         cancelled_by: of an aborted sample.
         worker_ids: where it decoded, in order; more than one means that it moved.
         finish_reason: None while it is running.
+        prompt_tokens: length of its prompt.
+        detail: what its ``Sampling`` asks for beside ids and logprobs; each dialect has its own
+            way of saying it.
     """
 
     sample_id: SampleId
@@ -105,6 +111,8 @@ class SampleResult:
     weight_version: str = "0"
     queued_s: float = 0.0
     decode_s: float = 0.0
+    prompt_tokens: int = 0
+    detail: Annotated[TokenDetail | None, Field(exclude=True)] = None
     start: int = 0
     cancelled_by: CancelledBy | None = None
 
@@ -176,6 +184,7 @@ class SampleNews:
     finish_reason: FinishReason | None
     error: str = ""
     weight_version: str = "0"
+    detail: TokenDetail | None = None
     cancelled_by: CancelledBy | None = None
 
 
@@ -286,6 +295,8 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     weight_version: str = "0"
     """Of the weights that new samples are decoded with."""
+    routing: RoutingLayout | None = None
+    """How routed experts are told; None: this model's cannot be."""
 
 
 class CoordinatorPort(PausePort, Protocol):

@@ -80,11 +80,13 @@ class TokenDetail:
     Attributes:
         top_logprobs: per token of the stretch.
         routed: per token of the stretch, the rows that its making computed.
+        layout: of a row; None: routed experts were not asked for.
         prompt: in the stretch that begins the response.
     """
 
     top_logprobs: tuple[Alternatives, ...] = ()
     routed: tuple[bytes, ...] = ()
+    layout: RoutingLayout | None = None
     prompt: PromptScores | None = None
 
     def cut(self, start: int, end: int | None = None) -> "TokenDetail":
@@ -92,6 +94,7 @@ class TokenDetail:
         return TokenDetail(
             self.top_logprobs[start:end],
             self.routed[start:end],
+            self.layout,
             self.prompt if start == 0 else None,
         )
 
@@ -103,6 +106,7 @@ def joined(before: TokenDetail | None, after: TokenDetail | None) -> TokenDetail
     return TokenDetail(
         before.top_logprobs + after.top_logprobs,
         before.routed + after.routed,
+        before.layout or after.layout,
         before.prompt or after.prompt,
     )
 
@@ -113,35 +117,40 @@ class DetailSoFar:
 
     top_logprobs: list[Alternatives] = field(default_factory=list)
     routed: list[bytes] = field(default_factory=list)
+    layout: RoutingLayout | None = None
     prompt: PromptScores | None = None
 
     def add(self, detail: TokenDetail) -> None:
         self.top_logprobs += detail.top_logprobs
         self.routed += detail.routed
+        self.layout = self.layout or detail.layout
         self.prompt = self.prompt or detail.prompt
 
-    def since(self, known: int) -> TokenDetail | None:
-        """Of the tokens behind the first ``known``; None: nothing was asked for."""
-        if not (self.top_logprobs or self.routed or self.prompt):
+    def between(self, start: int, stop: int | None = None) -> TokenDetail | None:
+        """Of the tokens from ``start`` to ``stop``; None: nothing was asked for."""
+        if not (self.top_logprobs or self.layout or self.prompt):
             return None
         return TokenDetail(
-            tuple(self.top_logprobs[known:]),
-            tuple(self.routed[known:]),
-            self.prompt if known == 0 else None,
+            tuple(self.top_logprobs[start:stop]),
+            tuple(self.routed[start:stop]),
+            self.layout,
+            self.prompt if start == 0 else None,
         )
 
 
 def routed_rows(
-    detail: TokenDetail | None, layout: RoutingLayout, num_tokens: int
+    detail: TokenDetail | None, num_tokens: int
 ) -> npt.NDArray[np.unsignedinteger] | None:
-    """[num_tokens - 1, layers, top_k], or None unless exactly so many rows are there.
+    """[num_tokens - 1, layers, top_k], or None unless exactly so many rows were told.
 
     Args:
         detail: of a whole response.
         num_tokens: of prompt and response.
     """
-    rows = b"".join(detail.routed) if detail is not None else b""
-    if num_tokens < 1 or len(rows) != (num_tokens - 1) * layout.row_bytes:
+    if detail is None or detail.layout is None:
+        return None
+    layout, rows = detail.layout, b"".join(detail.routed)
+    if len(rows) != (num_tokens - 1) * layout.row_bytes:
         return None
     flat = np.frombuffer(rows, dtype=layout.dtype)
     return flat.reshape(num_tokens - 1, layout.layers, layout.top_k)

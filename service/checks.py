@@ -87,6 +87,15 @@ def check_vocabulary(token_ids: Sequence[int], field: str, model: ServedModel) -
             )
 
 
+def check_routing(model: ServedModel, field: str) -> None:
+    """Raises: RequestError, if routed experts cannot be told."""
+    if model.routing is None:
+        raise RequestError(
+            f"{model.path} has routers that do not tell where they route to; leave it out",
+            field=field,
+        )
+
+
 def check_length(prompt_tokens: int, max_tokens: int, field: str, model: ServedModel) -> None:
     """Raises: RequestError."""
     if prompt_tokens + max_tokens > model.max_model_len:

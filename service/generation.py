@@ -14,7 +14,13 @@ from actors.rollout_api import RolloutRequest, ServedModel
 from placement.errors import RequestError
 from placement.ids import RolloutId
 from placement.samples import Sampling
-from service.checks import Tokenizer, check_length, check_vocabulary, need_tokenizer
+from service.checks import (
+    Tokenizer,
+    check_length,
+    check_routing,
+    check_vocabulary,
+    need_tokenizer,
+)
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 256
@@ -28,6 +34,8 @@ class Cut:
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    only_prompt: bool = False
+    """The prompt is to be scored; the one token that this takes is not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,8 @@ class Wanted:
     """How one prompt is to be answered, in the dialect's own values.
 
     Attributes:
-        max_tokens: None takes ``default_tokens``, as far as there is room.
+        max_tokens: None takes ``default_tokens``, as far as there is room; 0 asks for what is
+            told of the prompt.
         default_tokens: None fills the context.
         names: the dialect's names of the fields here, where they differ.
     """
@@ -63,6 +72,9 @@ class Wanted:
     ignore_eos: bool = False
     include_stop: bool = False
     skip_special_tokens: bool = True
+    top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    routed_experts: bool = False
     names: dict[str, str] = field(default_factory=dict)
 
     def sampling(self, prompt: tuple[int, ...], prompt_field: str, model: ServedModel) -> Sampling:
@@ -71,7 +83,9 @@ class Wanted:
         check_vocabulary(stop_ids, self._name("stop_token_ids"), model)
         room = model.max_model_len - len(prompt)
         default_tokens = max(1, min(room, self.default_tokens or room))
-        max_tokens = default_tokens if self.max_tokens is None else self.max_tokens
+        max_tokens = default_tokens if self.max_tokens is None else max(1, self.max_tokens)
+        if self.routed_experts:
+            check_routing(model, self._name("routed_experts"))
         check_length(len(prompt), max_tokens, prompt_field, model)
         return Sampling(
             max_tokens=max_tokens,
@@ -80,6 +94,9 @@ class Wanted:
             top_k=max(0, self.top_k or 0),  # -1 keeps all, as 0 does
             stop_token_ids=stop_ids,
             ignore_eos=self.ignore_eos,
+            top_logprobs=self.top_logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            routed_experts=self.routed_experts,
         )
 
     def cut(self, model: ServedModel, tokenizer: Tokenizer | None) -> Cut:
@@ -98,7 +115,7 @@ class Wanted:
                     f"has a string of {len(text)} characters; one has 1 to {MAX_STOP_STRING_CHARS}",
                     field=name,
                 )
-        return Cut(stop, self.include_stop, self.skip_special_tokens)
+        return Cut(stop, self.include_stop, self.skip_special_tokens, self.max_tokens == 0)
 
     def _name(self, own: str) -> str:
         return self.names.get(own, own)

@@ -16,9 +16,11 @@ from service.checks import (
     Tokenizer,
     check_counts,
     check_length,
+    check_routing,
     check_vocabulary,
     prompt_ids,
 )
+from service.details import native_detail
 from service.schemas import RolloutBody, SampleAnswer, SamplingBody
 from service.settings import ServiceSettings
 
@@ -35,7 +37,9 @@ def to_request(
         prompt_ids(prompt, f"prompts[{index}]", model, tokenizer)
         for index, prompt in enumerate(body.prompts)
     )
-    sampling = _sampling(body.sampling, "sampling", model)
+    if body.routed_experts:
+        check_routing(model, "routed_experts")
+    sampling = _sampling(body, body.sampling, "sampling", model)
     overrides = _sample_samplings(body, model)
     for index, prompt in enumerate(prompts):
         row = overrides[index] if overrides else (sampling,)
@@ -56,18 +60,21 @@ def to_request(
 def to_answer(sample: SampleResult, tokenizer: Tokenizer | None) -> SampleAnswer:
     values = {field.name: getattr(sample, field.name) for field in fields(SampleResult)}
     text = None if tokenizer is None else tokenizer.decode(list(sample.token_ids))
-    return SampleAnswer(**values, text=text)
+    return SampleAnswer(**values, text=text, **native_detail(sample))
 
 
-def _sampling(body: SamplingBody, field: str, model: ServedModel) -> Sampling:
-    check_vocabulary(body.stop_token_ids, f"{field}.stop_token_ids", model)
+def _sampling(body: RolloutBody, drawn: SamplingBody, field: str, model: ServedModel) -> Sampling:
+    check_vocabulary(drawn.stop_token_ids, f"{field}.stop_token_ids", model)
     return Sampling(
-        max_tokens=body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        stop_token_ids=tuple(body.stop_token_ids),
-        ignore_eos=body.ignore_eos,
+        max_tokens=drawn.max_tokens,
+        temperature=drawn.temperature,
+        top_p=drawn.top_p,
+        top_k=drawn.top_k,
+        stop_token_ids=tuple(drawn.stop_token_ids),
+        ignore_eos=drawn.ignore_eos,
+        top_logprobs=body.top_logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        routed_experts=body.routed_experts,
     )
 
 
@@ -93,7 +100,10 @@ def _sample_samplings(
         return None
     _check_table(rows, body, "sample_samplings")
     return tuple(
-        tuple(_sampling(entry, f"sample_samplings[{i}][{j}]", model) for j, entry in enumerate(row))
+        tuple(
+            _sampling(body, entry, f"sample_samplings[{i}][{j}]", model)
+            for j, entry in enumerate(row)
+        )
         for i, row in enumerate(rows)
     )
 

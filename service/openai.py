@@ -99,6 +99,8 @@ def _request_id(request: Request, body: OpenAIBody) -> str | None:
 def _check_stream_options(body: OpenAIBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise RequestError("needs stream to be true", field="stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("are not streamed; ask without stream", field="prompt_logprobs")
 
 
 def _render_chat(body: ChatBody, tokenizer: Tokenizer) -> str:
@@ -115,7 +117,14 @@ def _render_chat(body: ChatBody, tokenizer: Tokenizer) -> str:
         ) from error
 
 
-def _wanted(body: OpenAIBody, max_tokens: int | None, default_tokens: int | None = None) -> Wanted:
+def _wanted(
+    body: OpenAIBody,
+    max_tokens: int | None,
+    default_tokens: int | None = None,
+    *,
+    top_logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> Wanted:
     return Wanted(
         max_tokens=max_tokens,
         default_tokens=default_tokens,
@@ -127,6 +136,10 @@ def _wanted(body: OpenAIBody, max_tokens: int | None, default_tokens: int | None
         ignore_eos=body.ignore_eos,
         include_stop=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
+        top_logprobs=top_logprobs or 0,
+        prompt_logprobs=prompt_logprobs,
+        routed_experts=bool(body.return_routed_experts),
+        names={"routed_experts": "return_routed_experts"},
     )
 
 
@@ -134,15 +147,21 @@ def _from_completion(
     body: CompletionBody, request_id: str | None, model: ServedModel, intake: Intake
 ) -> Generation:
     check_model(body.model, model)
+    prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
-        raise RequestError(
-            "cannot be combined with logprobs: those of the prompt are not computed", field="echo"
-        )
+        prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
     prompts = _named_prompts(body)
     check_counts(len(prompts), body.n or 1, intake.settings, prompts_field="prompt", n_field="n")
+    wanted = _wanted(
+        body,
+        body.max_tokens,
+        DEFAULT_COMPLETION_TOKENS,
+        top_logprobs=body.logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
     return make_generation(
         [(prompt_ids(prompt, field, model, intake.tokenizer), field) for prompt, field in prompts],
-        [_wanted(body, body.max_tokens, DEFAULT_COMPLETION_TOKENS)] * len(prompts),
+        [wanted] * len(prompts),
         model,
         intake.tokenizer,
         n=body.n or 1,
@@ -175,9 +194,14 @@ def _from_chat(
         tokenizer.encode(text, add_special_tokens=False), "messages", model, tokenizer
     )
     max_tokens = body.max_completion_tokens or body.max_tokens
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("needs logprobs to be true", field="top_logprobs")
+    wanted = _wanted(
+        body, max_tokens, top_logprobs=body.top_logprobs, prompt_logprobs=body.prompt_logprobs
+    )
     return make_generation(
         [(prompt, "messages")],
-        [_wanted(body, max_tokens)],
+        [wanted],
         model,
         tokenizer,
         n=body.n or 1,

@@ -4,8 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from typing import Any
 
+from actors.token_detail import Alternatives
 from placement.errors import FlexFloorError
 from service.checks import Tokenizer
+from service.details import alternatives_of, clamped, ranked_prompt, routed_npy
 from service.dialect import event
 from service.errors import status_code
 from service.openai_schemas import ChatBody, CompletionBody
@@ -26,11 +28,6 @@ def openai_error(error: FlexFloorError) -> dict[str, Any]:
     }
 
 
-def clamped(logprob: float) -> float:
-    """JSON has no infinity."""
-    return max(logprob, -9999.0)
-
-
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     return {
         "prompt_tokens": prompt_tokens,
@@ -46,17 +43,15 @@ def token_text(token_id: int, tokenizer: Tokenizer | None, *, as_id: bool) -> st
 
 
 def chat_logprobs(portion: Portion, tokenizer: Tokenizer | None, *, as_ids: bool) -> dict[str, Any]:
-    content = []
-    for token_id, logprob in zip(portion.token_ids, portion.logprobs, strict=True):
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
         token = token_text(token_id, tokenizer, as_id=as_ids)
-        content.append(
-            {
-                "token": token,
-                "logprob": clamped(logprob),
-                "bytes": list(token.encode()),
-                "top_logprobs": [],
-            }
-        )
+        return {"token": token, "logprob": clamped(logprob), "bytes": list(token.encode())}
+
+    rows = alternatives_of(portion.detail, len(portion.token_ids))
+    content = []
+    for token_id, logprob, row in zip(portion.token_ids, portion.logprobs, rows, strict=True):
+        others = [entry(other, other_logprob) for other, other_logprob in row]
+        content.append(entry(token_id, logprob) | {"top_logprobs": others})
     return {"content": content}
 
 
@@ -91,7 +86,12 @@ class _Answer(ABC):
         portions = await self._responses.whole()
         self._completion_tokens = sum(len(portion.token_ids) for portion in portions)
         choices = [self.choice(portion) for portion in portions]
-        return self._object(self.whole_object, choices) | {"usage": self._usage()}
+        whole = self._object(self.whole_object, choices) | {"usage": self._usage()}
+        return whole | self.beside_choices(portions)
+
+    def beside_choices(self, portions: list[Portion]) -> dict[str, Any]:
+        """What a whole answer has once, for all its responses."""
+        return {}
 
     async def events(self, *, include_usage: bool) -> AsyncIterator[bytes]:
         begun: set[int] = set()
@@ -122,19 +122,32 @@ class _Answer(ABC):
     def _usage(self) -> dict[str, int]:
         return usage_of(self._responses.generation.prompt_tokens, self._completion_tokens)
 
-    def _ending(self, portion: Portion) -> dict[str, Any]:
-        return {
+    def _ending(self, portion: Portion, routed: bool | None) -> dict[str, Any]:
+        ending = {
             "index": portion.index,
             "finish_reason": portion.finish_reason,
             "stop_reason": portion.stop_reason,
         }
+        if not routed or portion.finish_reason is None:
+            return ending
+        num_tokens = len(self._prompt(portion)) + portion.start + len(portion.token_ids)
+        return ending | {"routed_experts": routed_npy(portion.whole_detail, num_tokens)}
+
+    def _prompt(self, portion: Portion) -> tuple[int, ...]:
+        return self._responses.generation.rollout.prompts[portion.prompt_index]
+
+    def _prompt_logprobs(self, portion: Portion, wanted: int | None) -> dict[str, Any]:
+        detail = portion.whole_detail
+        if wanted is None or detail is None:
+            return {}
+        ranked = ranked_prompt(self._prompt(portion), detail.prompt, self._tokenizer)
+        return {"prompt_logprobs": ranked}
 
     def _ids(self, portion: Portion, wanted: bool | None) -> dict[str, Any]:
         if not wanted:
             return {}
-        prompt = self._responses.generation.rollout.prompts[portion.prompt_index]
         ids: dict[str, Any] = {"token_ids": portion.token_ids}
-        return ids if portion.start else ids | {"prompt_token_ids": prompt}
+        return ids if portion.start else ids | {"prompt_token_ids": self._prompt(portion)}
 
 
 class CompletionAnswer(_Answer):
@@ -155,7 +168,8 @@ class CompletionAnswer(_Answer):
             "text": echoed + portion.text,
             "logprobs": self._logprobs(portion),
             **self._ids(portion, self._body.return_token_ids),
-            **self._ending(portion),
+            **self._prompt_logprobs(portion, self._body.prompt_logprobs),
+            **self._ending(portion, self._body.return_routed_experts),
         }
 
     def chunk(self, portion: Portion) -> dict[str, Any]:
@@ -169,21 +183,44 @@ class CompletionAnswer(_Answer):
     def _logprobs(self, portion: Portion) -> dict[str, Any] | None:
         if self._body.logprobs is None:
             return None
-        as_ids = bool(self._body.return_tokens_as_token_ids)
-        tokens = [token_text(token, self._tokenizer, as_id=as_ids) for token in portion.token_ids]
+        rows = alternatives_of(portion.detail, len(portion.token_ids))
+        entries: list[tuple[int, float | None, Alternatives]] = list(
+            zip(portion.token_ids, portion.logprobs, rows, strict=True)
+        )
+        if self._body.echo and portion.start == 0:
+            entries = self._prompt_entries(portion) + entries
+        tokens: list[str] = []
+        logprobs: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
         offsets = []
         chars = self._text_chars.get(portion.index, 0)
-        for token in tokens:
+        for token_id, logprob, row in entries:
+            tokens.append(self._token(token_id))
+            logprobs.append(None if logprob is None else clamped(logprob))
+            known = () if logprob is None else ((token_id, logprob), *row)
+            tops.append({self._token(t): clamped(lp) for t, lp in known} or None)
             offsets.append(chars)
-            chars += len(token)
+            chars += len(tokens[-1])
         self._text_chars[portion.index] = chars
-        logprobs = [clamped(logprob) for logprob in portion.logprobs]
         return {
             "tokens": tokens,
             "token_logprobs": logprobs,
-            "top_logprobs": [{t: lp} for t, lp in zip(tokens, logprobs, strict=True)],
+            "top_logprobs": tops,
             "text_offset": offsets,
         }
+
+    def _token(self, token_id: int) -> str:
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        return token_text(token_id, self._tokenizer, as_id=as_ids)
+
+    def _prompt_entries(self, portion: Portion) -> list[tuple[int, float | None, Alternatives]]:
+        """The prompt's tokens as entries before the response's; nothing precedes the first."""
+        prompt, detail = self._prompt(portion), portion.detail
+        if detail is None or detail.prompt is None:
+            return []  # it was aborted before its first token
+        rows = (row[: self._body.logprobs] for row in detail.prompt.alternatives())
+        logprobs = (logprob for logprob, _ in detail.prompt.chosen())
+        return [(prompt[0], None, ()), *zip(prompt[1:], logprobs, rows, strict=True)]
 
 
 class ChatAnswer(_Answer):
@@ -199,8 +236,11 @@ class ChatAnswer(_Answer):
             "message": {"role": "assistant", "content": portion.text},
             "logprobs": self._logprobs(portion),
             **self._ids(portion, self._body.return_token_ids),
-            **self._ending(portion),
+            **self._ending(portion, self._body.return_routed_experts),
         }
+
+    def beside_choices(self, portions: list[Portion]) -> dict[str, Any]:
+        return self._prompt_logprobs(portions[0], self._body.prompt_logprobs)
 
     def first_chunks(self, portion: Portion) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
@@ -211,7 +251,7 @@ class ChatAnswer(_Answer):
             "delta": {"content": portion.text} if portion.text else {},
             "logprobs": self._logprobs(portion),
             **self._ids(portion, self._body.return_token_ids),
-            **self._ending(portion),
+            **self._ending(portion, self._body.return_routed_experts),
         }
 
     def worth_a_chunk(self, portion: Portion) -> bool:

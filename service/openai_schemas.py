@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from actors.token_detail import MAX_PROMPT_TOP_LOGPROBS, MAX_TOP_LOGPROBS
 from service.dialect import ANYTHING, DialectBody, TokenId
 from service.schemas import MAX_STOP_TOKEN_IDS, MAX_TOKENS_LIMIT
 
@@ -22,7 +23,6 @@ SAMPLING_NEUTRAL: dict[str, Any] = {
     "logit_bias": (None, {}),
     "bad_words": (None, []),
     "allowed_token_ids": (None, []),
-    "prompt_logprobs": (None,),
     "structured_outputs": (None,),
     "spaces_between_special_tokens": (True, None),
 }
@@ -86,6 +86,12 @@ class OpenAIBody(DialectBody):
     """Add ``token_ids`` to every choice, and ``prompt_token_ids``."""
     return_tokens_as_token_ids: bool | None = None
     """In logprobs, name tokens ``token_id:17`` instead of by their text."""
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_PROMPT_TOP_LOGPROBS)
+    """Tell how likely each token of the prompt was given those before it, with so many
+    alternatives. Not with ``stream``."""
+    return_routed_experts: bool | None = None
+    """Add ``routed_experts`` to every choice: base64 of a ``.npy`` file with the experts of every
+    token but the last, [tokens - 1, layers, experts per token]."""
 
 
 def _prompt_kind(prompt: Any) -> str | None:
@@ -118,12 +124,13 @@ class CompletionBody(OpenAIBody):
             custom_error_message="a prompt is a text, token ids, or a list of either",
         ),
     ]
-    max_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS_LIMIT)
-    """Without it 16, or what the context has room for."""
-    logprobs: int | None = Field(default=None, ge=0, le=0)
-    """0 gives the logprob of each token. Those of tokens that were not chosen are not kept."""
+    max_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS_LIMIT)
+    """Without it 16, or what the context has room for. 0 scores the prompt alone."""
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    """0 gives the logprob of each token, more the most likely alternatives too."""
     echo: bool | None = None
-    """Put the prompt's text before the response's; not together with ``logprobs``."""
+    """Put the prompt's text before the response's, and its logprobs before the response's if
+    those are asked for."""
 
 
 class TextPart(DialectBody):
@@ -152,7 +159,6 @@ class Message(DialectBody):
 class ChatBody(OpenAIBody):
     neutral: ClassVar[dict[str, Any]] = {
         **_NEUTRAL,
-        "top_logprobs": (0, None),
         "tools": (None, []),
         "tool_choice": (None, "none", "auto"),
         "parallel_tool_calls": ANYTHING,
@@ -171,4 +177,6 @@ class ChatBody(OpenAIBody):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS_LIMIT)
     """Goes before ``max_tokens``. Without both, a response may fill the context."""
     logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    """With ``logprobs``, so many of the most likely alternatives of each token."""
     add_generation_prompt: bool = True

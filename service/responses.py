@@ -6,9 +6,11 @@ them, and a sample that has met one decodes no further.
 
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 
 from actors.rollout_api import SampleNews, SampleResult
+from actors.token_detail import DetailSoFar, TokenDetail, joined
 from placement.errors import UnavailableError
 from placement.ids import SampleId, make_sample_id
 from placement.samples import FinishReason
@@ -27,6 +29,8 @@ class Portion:
         start: index of its first token in the response.
         text: "" without a tokenizer; may lag behind the tokens until the last portion.
         stop_reason: the stop string or the asked-for token id that ended it.
+        detail: of these tokens, what was asked for beside them.
+        whole_detail: in the last portion, of the whole response.
     """
 
     index: int
@@ -38,6 +42,8 @@ class Portion:
     finish_reason: FinishReason | None
     stop_reason: str | int | None
     weight_version: str
+    detail: TokenDetail | None = None
+    whole_detail: TokenDetail | None = None
 
 
 class _Response:
@@ -53,6 +59,8 @@ class _Response:
         cut = generation.cuts[self.prompt_index]
         self._stop_token_ids = request.samplings[self.prompt_index].stop_token_ids
         self._include_stop = cut.include_stop
+        self._only_prompt = cut.only_prompt
+        self._so_far = DetailSoFar()
         self._reader = (
             TextReader(
                 tokenizer,
@@ -80,6 +88,11 @@ class _Response:
             if stopped_by is None:
                 count += hidden
         finish_reason = FinishReason.STOP if stopped_by is not None else news.finish_reason
+        if self._only_prompt:
+            count, text, stop_reason = 0, "", None
+            if finish_reason is FinishReason.STOP:
+                finish_reason = FinishReason.LENGTH
+        detail = self._detail(news, count)
         stop_reason: str | int | None = stopped_by
         if stopped_by is None and ended_by_token and news.token_ids[-1] in self._stop_token_ids:
             stop_reason = news.token_ids[-1]
@@ -93,7 +106,17 @@ class _Response:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             weight_version=news.weight_version,
+            detail=detail,
+            whole_detail=None if finish_reason is None else self._so_far.between(0),
         )
+
+    def _detail(self, news: SampleNews, num_tokens: int) -> TokenDetail | None:
+        """Of the tokens that are shown; what is told of the prompt comes with the first one."""
+        if news.detail is None:
+            return None
+        detail = replace(news.detail.cut(0, num_tokens), prompt=news.detail.prompt)
+        self._so_far.add(detail)
+        return detail
 
 
 class Responses:
@@ -166,6 +189,7 @@ def _as_news(result: SampleResult) -> SampleNews:
         finish_reason=result.finish_reason,
         error=result.error,
         weight_version=result.weight_version,
+        detail=result.detail,
     )
 
 
@@ -181,4 +205,6 @@ def _joined(parts: list[Portion]) -> Portion:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         weight_version=last.weight_version,
+        detail=reduce(joined, (part.detail for part in parts)),
+        whole_detail=last.whole_detail,
     )

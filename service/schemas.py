@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from actors.rollout_api import RolloutStatus, SampleResult
+from actors.token_detail import MAX_PROMPT_TOP_LOGPROBS, MAX_TOP_LOGPROBS, Alternatives
 
 TEXT, IDS = "(text)", "(ids)"
 """Kinds of prompt. No field has such a name: errors leave them out of its path."""
@@ -93,6 +94,14 @@ class RolloutBody(Body):
     abort_on_disconnect: bool = True
     """End the rollout when the last client that follows it has gone. Only the request that
     created the rollout decides this; set it to false for clients that reconnect."""
+    top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
+    """Tell so many of the most likely alternatives of each token."""
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_PROMPT_TOP_LOGPROBS)
+    """Tell how likely each token of the prompts was given those before it, after temperature,
+    with so many alternatives."""
+    routed_experts: bool = False
+    """Tell which experts every token of prompt and response but the last was routed to, in every
+    layer, for training that replays it."""
     sample_samplings: list[list[SamplingBody]] | None = None
     """Replays only: the sampling of each sample, per prompt; overrides ``sampling``."""
     replay_stop_tokens: list[list[int]] | None = None
@@ -101,10 +110,40 @@ class RolloutBody(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobsAnswer:
+    """Of each token of the prompt but the first. ``ranks``: 1 is the most likely token.
+    ``top``: token ids with their logprobs, most likely first."""
+
+    logprobs: tuple[float, ...]
+    ranks: tuple[int, ...]
+    top: tuple[Alternatives, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedExpertsAnswer:
+    """[tokens of prompt and response - 1, layers, experts per token] in C order; layers without
+    experts have zeros. ``base64`` is null, with the reason in ``missing``, unless every row is
+    there."""
+
+    base64: str | None
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SampleAnswer(SampleResult):
-    """A sample; ``text`` is decoded from its token ids, or null without a tokenizer."""
+    """A sample; what was not asked for is null.
+
+    Attributes:
+        text: decoded from its token ids; null without a tokenizer.
+        top_logprobs: per token, token ids with their logprobs, most likely first.
+    """
 
     text: str | None = None
+    top_logprobs: tuple[Alternatives, ...] | None = None
+    prompt_logprobs: PromptLogprobsAnswer | None = None
+    routed_experts: RoutedExpertsAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def _to_generation(body: GenerateBody, model: ServedModel, intake: Intake) -> Ge
     )
     return make_generation(
         [(prompt_ids(prompt, field, model, intake.tokenizer), field) for prompt, field in prompts],
-        [one.wanted(inside) for one, inside in params],
+        [one.wanted(inside, body) for one, inside in params],
         model,
         intake.tokenizer,
         n=first.n,

@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.token_detail import Alternatives, PromptScores
 from placement.errors import FlexFloorError
 from placement.samples import FinishReason
+from service.details import alternatives_of, clamped, routed_int32
 from service.dialect import event
 from service.responses import Portion, Responses
 from service.sglang_schemas import GenerateBody
@@ -23,8 +25,13 @@ class _SoFar:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    tops: list[Alternatives] = field(default_factory=list)
+    prompt: PromptScores | None = None
 
     def add(self, portion: Portion) -> None:
+        self.tops += alternatives_of(portion.detail, len(portion.token_ids))
+        if portion.detail is not None:
+            self.prompt = self.prompt or portion.detail.prompt
         self.text += portion.text
         self.token_ids += portion.token_ids
         self.logprobs += portion.logprobs
@@ -74,7 +81,29 @@ class GenerateAnswer:
             meta["output_token_logprobs"] = [
                 (logprob, token_id, self._token_text(token_id)) for logprob, token_id in pairs
             ]
+            if self._body.top_logprobs_num:
+                meta["output_top_logprobs"] = [self._alternatives(row) for row in so_far.tops]
+            if so_far.prompt is not None:
+                meta |= self._input_logprobs(portion, so_far.prompt)
+        if self._body.return_routed_experts and portion.finish_reason is not None:
+            num_tokens = meta["prompt_tokens"] + len(so_far.token_ids)
+            meta["routed_experts"] = routed_int32(portion.whole_detail, num_tokens)
         return {"text": so_far.text, "output_ids": list(so_far.token_ids), "meta_info": meta}
+
+    def _alternatives(self, row: Alternatives) -> list[tuple[float, int, str | None]]:
+        return [(clamped(logprob), token, self._token_text(token)) for token, logprob in row]
+
+    def _input_logprobs(self, portion: Portion, scores: PromptScores) -> dict[str, Any]:
+        start = self._body.logprob_start_len or 0
+        prompt = self._request.prompts[portion.prompt_index]
+        chosen = [None, *(clamped(logprob) for logprob, _ in scores.chosen())]
+        chosen[start : start + 1] = [None] * (start < len(chosen))
+        told = list(zip(chosen, prompt, map(self._token_text, prompt), strict=True))
+        meta: dict[str, Any] = {"input_token_logprobs": told[start:]}
+        if self._body.top_logprobs_num:
+            rows = [self._alternatives(row) for row in scores.alternatives()]
+            meta["input_top_logprobs"] = [None, *rows[start:]] if start < len(prompt) else []
+        return meta
 
     def _token_text(self, token_id: int) -> str | None:
         if self._tokenizer is None or not self._body.return_text_in_logprobs:

@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
+from actors.token_detail import MAX_TOP_LOGPROBS
 from service.dialect import ANYTHING, DialectBody, TokenId
 from service.generation import Wanted
 from service.schemas import MAX_STOP_TOKEN_IDS, MAX_TOKENS_LIMIT, Body
@@ -30,8 +31,8 @@ class SglangParams(DialectBody):
         "stream_interval": ANYTHING,
     }
 
-    max_new_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS_LIMIT)
-    """Without it 128, or what the context has room for."""
+    max_new_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS_LIMIT)
+    """Without it 128, or what the context has room for. 0 scores the prompt alone."""
     n: int = Field(default=1, ge=1)
     temperature: float = Field(default=1.0, ge=0, le=100, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
@@ -46,7 +47,9 @@ class SglangParams(DialectBody):
     sampling_seed: int | None = Field(default=None, ge=0, lt=1 << 63)
     """Of a list, the first prompt's counts; those of the others derive from it."""
 
-    def wanted(self, inside: str) -> Wanted:
+    def wanted(self, inside: str, body: "GenerateBody") -> Wanted:
+        names = {name: f"{inside}.{name}" for name in ("stop", "stop_token_ids")}
+        top_logprobs = body.top_logprobs_num or 0
         return Wanted(
             max_tokens=self.max_new_tokens,
             default_tokens=DEFAULT_NEW_TOKENS,
@@ -58,7 +61,10 @@ class SglangParams(DialectBody):
             ignore_eos=self.ignore_eos,
             include_stop=self.no_stop_trim,
             skip_special_tokens=self.skip_special_tokens,
-            names={name: f"{inside}.{name}" for name in ("stop", "stop_token_ids")},
+            top_logprobs=top_logprobs if body.return_logprob else 0,
+            prompt_logprobs=top_logprobs if body.scores_prompt else None,
+            routed_experts=bool(body.return_routed_experts),
+            names=names | {"routed_experts": "return_routed_experts"},
         )
 
 
@@ -76,18 +82,14 @@ class GenerateBody(DialectBody):
         "video_data": (None, []),
         "audio_data": (None, []),
         "input_embeds": (None,),
-        "top_logprobs_num": (0, None),
         "token_ids_logprob": (None, []),
         "lora_path": (None,),
         "session_params": (None,),
         "return_hidden_states": (False, None),
-        "return_routed_experts": (False, None),
         "custom_logit_processor": (None,),
         "log_metrics": ANYTHING,
         "bootstrap_host": (None,),
         "priority": (0, None),
-        # -1 asks for those of the response alone, which are what there is.
-        "logprob_start_len": (-1, None),
     }
 
     text: str | list[str] | None = None
@@ -115,7 +117,20 @@ class GenerateBody(DialectBody):
     content, it joins the one that runs."""
     return_logprob: bool | None = None
     return_text_in_logprobs: bool | None = None
+    top_logprobs_num: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    """With ``return_logprob``, so many of the most likely alternatives of each token."""
+    logprob_start_len: int | None = Field(default=None, ge=-1)
+    """With ``return_logprob``, tell how likely the prompt's tokens from this one on were
+    (``input_token_logprobs``); the first of them has none. -1 tells of the response alone."""
+    return_routed_experts: bool | None = None
+    """Add ``meta_info.routed_experts``: base64 of int32 with the experts of every token but the
+    last, [tokens - 1, layers, experts per token]; null if a row is missing."""
     stream: bool | None = None
+
+    @property
+    def scores_prompt(self) -> bool:
+        start = self.logprob_start_len
+        return bool(self.return_logprob) and start is not None and start >= 0
 
 
 class AbortBody(Body):

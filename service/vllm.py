@@ -31,6 +31,10 @@ def vllm_routes(intake: Intake) -> APIRouter:
         body = await read_body(request, TokensBody, intake.settings.max_request_bytes)
         if body.stream_options is not None and not body.stream:
             raise RequestError("needs stream to be true", field="stream_options")
+        if body.stream and body.sampling_params.prompt_logprobs is not None:
+            raise RequestError(
+                "are not streamed; ask without stream", field="sampling_params.prompt_logprobs"
+            )
         responses = await intake.start(
             lambda model: _to_generation(body, model, intake), id_field="request_id"
         )

@@ -3,8 +3,9 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+from service.details import alternatives_of, clamped, ranked_prompt, routed_npy
 from service.dialect import event
-from service.openai_answers import chat_logprobs, clamped, usage_of
+from service.openai_answers import chat_logprobs, usage_of
 from service.responses import Portion, Responses
 from service.vllm_schemas import TokensBody
 
@@ -26,6 +27,7 @@ class TokensAnswer:
             "model": self._model,
             "usage": self._usage(),
             "prompt_token_ids": self._prompt() if self._body.return_token_ids else None,
+            "prompt_logprobs": self._prompt_logprobs(portions[0]),
         }
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -50,13 +52,19 @@ class TokensAnswer:
     def _prompt(self) -> tuple[int, ...]:
         return self._responses.generation.rollout.prompts[0]
 
+    def _prompt_logprobs(self, portion: Portion) -> list[dict[int, dict[str, Any]] | None] | None:
+        detail = portion.whole_detail
+        if self._body.sampling_params.prompt_logprobs is None or detail is None:
+            return None
+        return ranked_prompt(self._prompt(), detail.prompt, self._responses.tokenizer)
+
     def _usage(self) -> dict[str, int]:
         return usage_of(self._responses.generation.prompt_tokens, self._completion_tokens)
 
     def _choice(self, portion: Portion, total_tokens: int) -> dict[str, Any]:
         """``total_tokens``: of the response, this portion included."""
         span = {"version": portion.weight_version, "start": 0, "end": total_tokens}
-        choice = {
+        choice: dict[str, Any] = {
             "index": portion.index,
             "finish_reason": portion.finish_reason,
             "stop_reason": portion.stop_reason,
@@ -64,6 +72,9 @@ class TokensAnswer:
             "logprobs": self._logprobs(portion),
             "weight_versions": None if portion.finish_reason is None else [span],
         }
+        if self._body.return_routed_experts and portion.finish_reason is not None:
+            num_tokens = len(self._prompt()) + total_tokens
+            choice["routed_experts"] = routed_npy(portion.whole_detail, num_tokens)
         return choice | {"text": portion.text} if self._body.output_mode == "text" else choice
 
     def _logprobs(self, portion: Portion) -> dict[str, Any] | None:
@@ -71,8 +82,16 @@ class TokensAnswer:
             return None
         if self._body.output_mode == "text":
             return chat_logprobs(portion, self._responses.tokenizer, as_ids=False)
+        rows = alternatives_of(portion.detail, len(portion.token_ids))
         content = []
-        for token_id, logprob in zip(portion.token_ids, portion.logprobs, strict=True):
-            drawn = {"token_id": token_id, "logprob": clamped(logprob), "rank": None}
-            content.append(drawn | {"top_logprobs": [drawn]})
+        for token_id, logprob, row in zip(portion.token_ids, portion.logprobs, rows, strict=True):
+            others = [_entry(other, lp, rank) for rank, (other, lp) in enumerate(row, start=1)]
+            # Of a token that is none of the most likely ones the rank is not known.
+            drawn = next((e for e in others if e["token_id"] == token_id), None)
+            drawn = drawn or _entry(token_id, logprob, None)
+            content.append(drawn | {"top_logprobs": others or [drawn]})
         return {"content": content}
+
+
+def _entry(token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+    return {"token_id": token_id, "logprob": clamped(logprob), "rank": rank}

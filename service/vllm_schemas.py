@@ -4,6 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from actors.token_detail import MAX_PROMPT_TOP_LOGPROBS, MAX_TOP_LOGPROBS
 from service.dialect import ANYTHING, DialectBody, TokenId
 from service.generation import Wanted
 from service.openai_schemas import SAMPLING_NEUTRAL, StreamOptions
@@ -35,9 +36,11 @@ class VllmParams(DialectBody):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    logprobs: int | None = Field(default=None, ge=0, le=1)
-    """0 and 1 give the logprob of each token. Those of tokens that were not chosen are not
-    kept."""
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    """0 gives the logprob of each token, more the most likely alternatives too."""
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_PROMPT_TOP_LOGPROBS)
+    """Tell how likely each token of the prompt was given those before it, with so many
+    alternatives. Not with ``stream``."""
 
 
 class TokensBody(DialectBody):
@@ -63,13 +66,16 @@ class TokensBody(DialectBody):
     """Names the request. Repeated with the same content, it joins the one that runs."""
     return_token_ids: bool | None = None
     """Send the prompt's token ids back."""
+    return_routed_experts: bool | None = None
+    """Add ``routed_experts`` to every choice: base64 of a ``.npy`` file with the experts of every
+    token but the last, [tokens - 1, layers, experts per token]."""
     output_mode: Literal["tokens", "text"] = "tokens"
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     def wanted(self) -> Wanted:
         params = self.sampling_params
-        names = ("stop", "stop_token_ids")
+        names = {name: f"sampling_params.{name}" for name in ("stop", "stop_token_ids")}
         return Wanted(
             max_tokens=params.max_tokens,
             temperature=params.temperature,
@@ -80,7 +86,10 @@ class TokensBody(DialectBody):
             ignore_eos=params.ignore_eos,
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
-            names={name: f"sampling_params.{name}" for name in names},
+            top_logprobs=params.logprobs or 0,
+            prompt_logprobs=params.prompt_logprobs,
+            routed_experts=bool(self.return_routed_experts),
+            names=names | {"routed_experts": "return_routed_experts"},
         )
 
 

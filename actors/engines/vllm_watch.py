@@ -188,6 +188,7 @@ class ForwardWatch:
         return TokenDetail(
             tuple(row[: watched.num_top] for row in read_top()) if watched.num_top else (),
             tuple(routed),
+            None if watched.next_row is None else self.layout,
             None if scores is None else _prompt_scores(scores, watched.num_prompt_top),
         )
 

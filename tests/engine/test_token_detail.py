@@ -31,16 +31,14 @@ def _asking(samples: list[Sample]) -> list[Sample]:
 
 
 def _detail(response: Response) -> TokenDetail:
-    detail = response.detail.since(0)
+    detail = response.detail.between(0)
     assert detail is not None
     return detail
 
 
-def _routed(group: LocalGroup, response: Response) -> npt.NDArray[np.unsignedinteger]:
-    facts = next(iter(group.builds.values())).facts
-    assert facts.routing is not None
+def _routed(response: Response) -> npt.NDArray[np.unsignedinteger]:
     num_tokens = len(response.sample.prompt_ids) + len(response.token_ids)
-    rows = routed_rows(_detail(response), facts.routing, num_tokens)
+    rows = routed_rows(_detail(response), num_tokens)
     assert rows is not None, "the rows are not one less than the tokens"
     return rows
 
@@ -51,7 +49,7 @@ def told(model: str, samples: list[Sample]) -> dict[SampleId, Told]:
     group = LocalGroup(model, 1)
     try:
         group.submit(0, *_asking(samples))
-        return {s: (r, _routed(group, r)) for s, r in group.finish_all().items()}
+        return {s: (r, _routed(r)) for s, r in group.finish_all().items()}
     finally:
         group.close()
 
@@ -82,7 +80,7 @@ def test_what_is_told_is_the_same_when_samples_move_and_workers_leave(
         assert len(moved) >= 6
         for sample_id, response in done.items():
             expected, rows = told[sample_id]
-            assert np.array_equal(_routed(group, response), rows), sample_id
+            assert np.array_equal(_routed(response), rows), sample_id
             assert _detail(response) == _detail(expected), sample_id
     finally:
         group.close()
@@ -99,7 +97,7 @@ def test_a_fresh_prefill_of_prompt_and_response_says_the_same(
         again = Sample(SampleId(f"whole-{sample_id}"), whole, sampling, seed=sample.seed)
         group.submit(group.members[1], again)
         scored = group.finish_all()[again.sample_id]
-        assert np.array_equal(_routed(group, scored)[: len(whole) - 1], rows)
+        assert np.array_equal(_routed(scored)[: len(whole) - 1], rows)
         prompt = _detail(scored).prompt
         assert prompt is not None
         assert len(prompt.chosen()) == len(whole) - 1
@@ -148,6 +146,6 @@ def test_who_asks_for_nothing_is_told_nothing_beside_one_who_asks(
     asking, silent = _asking(samples)[0], samples[1]
     group.submit(group.members[0], asking, silent)
     done = group.finish_all()
-    assert done[silent.sample_id].detail.since(0) is None
-    assert done[asking.sample_id].detail.since(0) is not None
+    assert done[silent.sample_id].detail.between(0) is None
+    assert done[asking.sample_id].detail.between(0) is not None
     assert_same(done, reference)

@@ -28,9 +28,15 @@ from placement.errors import RequestError, UnknownIdError
 from placement.ids import Generation, RolloutId, SampleId, WorkerId, make_sample_id
 from placement.membership import Phase
 from placement.samples import FinishReason, derive_sample_seed
+from tests.unit.fake_detail import ROUTING, detail_of
 
 MODEL = ServedModel(
-    path="/models/fake", vocab_size=512, max_model_len=100, exact=True, eos_token_ids=(256,)
+    path="/models/fake",
+    vocab_size=512,
+    max_model_len=100,
+    exact=True,
+    eos_token_ids=(256,),
+    routing=ROUTING,
 )
 USAGE = RolloutUsage(
     span_s=2.0,
@@ -53,6 +59,7 @@ class FakeCoordinator:
 
     def __init__(self, *, auto_finish: bool = True) -> None:
         self.auto_finish = auto_finish
+        self.model = MODEL
         self.response: tuple[int, ...] = (104, 105)
         self.ending = FinishReason.LENGTH
         self.grown: dict[RolloutId, int] = {}
@@ -77,7 +84,7 @@ class FakeCoordinator:
         self._changed = asyncio.Condition()
 
     async def served_model(self) -> ServedModel:
-        return MODEL
+        return self.model
 
     async def submit(self, request: RolloutRequest) -> RolloutStatus:
         self.submitted += 1
@@ -112,6 +119,8 @@ class FakeCoordinator:
             logprobs=tuple(-0.5 / 2**position for position in range(tokens)),
             finish_reason=reason,
             worker_ids=(WorkerId(1),),
+            prompt_tokens=len(request.prompts[prompt]),
+            detail=detail_of(request, prompt, self.response[:tokens]),
         )
 
     async def finish(self, rollout_id: RolloutId, count: int) -> None:
@@ -194,7 +203,18 @@ class FakeCoordinator:
             if count is not None and (len(tokens) > count or result):
                 logprobs = tuple(-0.5 / 2**at for at in range(count, len(tokens)))
                 reason = result.finish_reason if result else None
-                news.append(SampleNews(prompt, sample, count, tokens[count:], logprobs, reason))
+                detail = detail_of(self.requests[rollout_id], prompt, tokens)
+                news.append(
+                    SampleNews(
+                        prompt,
+                        sample,
+                        count,
+                        tokens[count:],
+                        logprobs,
+                        reason,
+                        detail=detail and detail.cut(count),
+                    )
+                )
         return tuple(news)
 
     async def open_rollouts(self) -> list[RolloutStatus]:

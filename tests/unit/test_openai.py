@@ -325,8 +325,13 @@ BAD: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "prompt",
         "takes 100",
     ),
-    "alternatives": (COMPLETIONS, {"prompt": "a", "logprobs": 5}, "logprobs", "got 5"),
-    "prompt logprobs": (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 0}, "echo", ""),
+    "alternatives": (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs", "got 21"),
+    "prompt logprobs": (
+        COMPLETIONS,
+        {"prompt": "a", "prompt_logprobs": 1, "stream": True},
+        "prompt_logprobs",
+        "without stream",
+    ),
     "a penalty": (
         COMPLETIONS,
         {"prompt": "a", "presence_penalty": 0.5},

@@ -188,16 +188,16 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "too long": ({"text": "a" * 99, "sampling_params": SHORT}, "text", "takes 100"),
     "no new tokens": (
-        {"text": "a", "sampling_params": {"max_new_tokens": 0}},
+        {"text": "a", "sampling_params": {"max_new_tokens": -1}},
         "sampling_params.max_new_tokens",
-        "got 0",
+        "got -1",
     ),
     "a grammar": (
         {"text": "a", "sampling_params": {"regex": "a*"}},
         "sampling_params.regex",
         "only null is served",
     ),
-    "prompt logprobs": ({"text": "a", "logprob_start_len": 0}, "logprob_start_len", "only -1"),
+    "prompt logprobs": ({"text": "a", "logprob_start_len": -2}, "logprob_start_len", "got -2"),
     "an unknown field": ({"text": "a", "sampling": {}}, "sampling", "no field"),
     "too few parameters": (
         {"text": ["a", "b"], "sampling_params": [SHORT]},

@@ -39,6 +39,7 @@ def whole() -> TokenDetail:
     return TokenDetail(
         (((5, -0.5),), ((6, -0.25), (7, -1.5)), ((8, -0.125),)),
         (rows(0, 4), rows(4, 1), rows(5, 1)),
+        LAYOUT,
         SCORES,
     )
 
@@ -51,11 +52,11 @@ def test_two_stretches_say_what_the_whole_says(at: int) -> None:
     )
     so_far = DetailSoFar()
     so_far.add(detail)
-    assert so_far.since(at) == detail.cut(at)
+    assert so_far.between(at) == detail.cut(at)
 
 
 def test_a_response_has_one_row_less_than_there_are_tokens() -> None:
-    array = routed_rows(whole(), LAYOUT, PROMPT_TOKENS + 3)
+    array = routed_rows(whole(), PROMPT_TOKENS + 3)
     assert array is not None
     assert array.shape == (6, 2, 3)
     assert array.reshape(-1).tolist() == list(range(36))
@@ -63,9 +64,9 @@ def test_a_response_has_one_row_less_than_there_are_tokens() -> None:
 
 def test_rows_that_are_missing_or_doubled_are_no_answer() -> None:
     detail = whole()
-    assert routed_rows(detail.cut(1), LAYOUT, PROMPT_TOKENS + 3) is None
-    assert routed_rows(joined(detail, detail.cut(2)), LAYOUT, PROMPT_TOKENS + 3) is None
-    assert routed_rows(None, LAYOUT, PROMPT_TOKENS) is None
+    assert routed_rows(detail.cut(1), PROMPT_TOKENS + 3) is None
+    assert routed_rows(joined(detail, detail.cut(2)), PROMPT_TOKENS + 3) is None
+    assert routed_rows(None, PROMPT_TOKENS) is None
 
 
 def test_scores_of_a_prompt_are_read_as_they_were_written() -> None:

@@ -44,7 +44,7 @@ def test_token_ids_come_back_with_logprobs_and_the_span_of_each_weight_version()
         assert "text" not in choice
         assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6}
         request = coordinator.requests[RolloutId("a")]
-        assert request.samplings == (Sampling(8, temperature=0.5),)
+        assert request.samplings == (Sampling(8, temperature=0.5, top_logprobs=1),)
 
     with_service(test)
 
@@ -140,14 +140,14 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "a negative id": (body(token_ids=[-1]), "token_ids[0]", "got -1"),
     "too long": (body(token_ids=[1] * 93), "token_ids", "takes 100"),
     "more logprobs": (
-        body(sampling_params={"logprobs": 5}),
+        body(sampling_params={"logprobs": 21}),
         "sampling_params.logprobs",
-        "got 5",
+        "got 21",
     ),
     "prompt logprobs": (
-        body(sampling_params={"prompt_logprobs": 1}),
+        body(sampling_params={"prompt_logprobs": 200}),
         "sampling_params.prompt_logprobs",
-        "only null is served",
+        "got 200",
     ),
     "a stop id out of vocabulary": (
         body(sampling_params={"stop_token_ids": [600]}),
