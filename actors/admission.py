@@ -36,7 +36,7 @@ def make_samples(request: RolloutRequest, model: ServedModel) -> tuple[Sample, .
                 )
             start_field = f"starts[{len(samples)}]"
             start = request.starts[len(samples)] if request.starts else SampleStart()
-            _check_start(start, sampling, model, start_field)
+            check_start(start, sampling, model, start_field)
             replay = request.replay_stop_tokens
             stop = replay[prompt_index][sample_index] if replay is not None else None
             least = 1 + len(start.generated_ids)
@@ -114,7 +114,8 @@ def _check_terms(request: RolloutRequest, num_samples: int) -> None:
         )
 
 
-def _check_start(start: SampleStart, sampling: Sampling, model: ServedModel, field: str) -> None:
+def check_start(start: SampleStart, sampling: Sampling, model: ServedModel, field: str) -> None:
+    """Raises: RequestError, where nothing is left to decode or a token is none."""
     given = start.generated_ids
     if given and len(given) >= sampling.max_tokens:
         raise RequestError(
@@ -159,7 +160,6 @@ def _sampling_of(
     return request.samplings[index], f"samplings[{index}]"
 
 
-def _check_sampling(sampling: Sampling, model: ServedModel, field: str) -> None:
 def _check_detail(sampling: Sampling, model: ServedModel, field: str) -> None:
     for name, asked, most in (
         ("top_logprobs", sampling.top_logprobs, MAX_TOP_LOGPROBS),
@@ -174,6 +174,7 @@ def _check_detail(sampling: Sampling, model: ServedModel, field: str) -> None:
         )
 
 
+def _check_sampling(sampling: Sampling, model: ServedModel, field: str) -> None:
     if sampling.max_tokens < 1:
         raise RequestError(
             f"must be at least 1, not {sampling.max_tokens}", field=f"{field}.max_tokens"
@@ -192,8 +193,8 @@ def _check_detail(sampling: Sampling, model: ServedModel, field: str) -> None:
             f"must be at least 0 (0 keeps every token), not {sampling.top_k}",
             field=f"{field}.top_k",
         )
-    for token_id in sampling.stop_token_ids:
     _check_detail(sampling, model, field)
+    for token_id in sampling.stop_token_ids:
         if not 0 <= token_id < model.vocab_size:
             raise RequestError(
                 f"token id {token_id} is not in the vocabulary (0 to {model.vocab_size - 1})",
