@@ -88,14 +88,14 @@ class _Response:
             if stopped_by is None:
                 count += hidden
         finish_reason = FinishReason.STOP if stopped_by is not None else news.finish_reason
+        stop_reason: str | int | None = stopped_by
+        if stopped_by is None and ended_by_token and news.token_ids[-1] in self._stop_token_ids:
+            stop_reason = news.token_ids[-1]
         if self._only_prompt:
             count, text, stop_reason = 0, "", None
             if finish_reason is FinishReason.STOP:
                 finish_reason = FinishReason.LENGTH
         detail = self._detail(news, count)
-        stop_reason: str | int | None = stopped_by
-        if stopped_by is None and ended_by_token and news.token_ids[-1] in self._stop_token_ids:
-            stop_reason = news.token_ids[-1]
         return Portion(
             index=self._index,
             prompt_index=self.prompt_index,

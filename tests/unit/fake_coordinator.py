@@ -84,7 +84,7 @@ class FakeCoordinator:
         self._changed = asyncio.Condition()
 
     async def served_model(self) -> ServedModel:
-        return self.model
+        return replace(self.model, weight_version=self.weights.version)
 
     async def submit(self, request: RolloutRequest) -> RolloutStatus:
         self.submitted += 1
