@@ -63,12 +63,16 @@ class WeightUpdate:
             Tensors that are not named keep their values in either case.
         checksum: of the delta (``actors.sparse_delta`` says how), checked before it is applied;
             "" where there is none.
+        last: False: a part, and more of the same version follow. Parts are received, checked and
+            kept beside the weights that serve; the last one (which may have no tensors) loads
+            them all. A part of another version drops those that were kept.
     """
 
     source: DiskWeights | ObjectWeights | GroupWeights
     version: str
     base_version: str | None = None
     checksum: str = ""
+    last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
