@@ -3,10 +3,9 @@
 ``create_app`` knows nothing of Ray: the coordinator is a port, so tests run it with a fake.
 """
 
-import asyncio
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,27 +18,23 @@ from actors.rollout_api import (
     WorkerStatus,
 )
 from placement.errors import UnknownIdError
-from placement.ids import RolloutId
 from service.auth import TokenAuth, read_tokens
-from service.body import openapi_body, openapi_components, read_body
+from service.body import openapi_components
 from service.checks import Tokenizer
-from service.delivery import FollowedStream, answer_whole
 from service.errors import install_error_handlers
 from service.intake import Intake
-from service.native import to_request
 from service.openai import openai_routes
 from service.openai_schemas import ChatBody, CompletionBody
-from service.schemas import RolloutAnswer, RolloutBody
+from service.rollout_routes import rollout_routes
+from service.schemas import RolloutBody
 from service.server_info import server_info_routes
 from service.settings import ServiceSettings
 from service.sglang import sglang_routes
 from service.sglang_schemas import AbortBody, GenerateBody
-from service.stream import NDJSON, answer_json, answer_lines, answer_when_done
 from service.vllm import vllm_routes
 from service.vllm_schemas import AbortRequestsBody, TokensBody
 
 TITLE = "FlexFloor"
-MAX_POLL_S = 60.0
 BODIES: tuple[type[BaseModel], ...] = (
     RolloutBody,
     CompletionBody,
@@ -65,7 +60,7 @@ def create_app(
     install_error_handlers(app)
     _install_openapi(app)
     intake = Intake(coordinator, settings, tokenizer)
-    _add_rollout_routes(app, intake)
+    app.include_router(rollout_routes(intake))
     _add_cluster_routes(app, coordinator)
     for routes in (openai_routes, sglang_routes, vllm_routes, server_info_routes):
         app.include_router(routes(intake))
@@ -91,64 +86,6 @@ def _install_openapi(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
-
-
-def _add_rollout_routes(app: FastAPI, intake: Intake) -> None:
-    coordinator, settings, tokenizer = intake.coordinator, intake.settings, intake.tokenizer
-
-    @app.post(
-        "/v1/rollouts",
-        openapi_extra=openapi_body(RolloutBody),
-        responses={200: {"model": RolloutAnswer, "content": {NDJSON: {}}}},
-    )
-    async def create_rollout(request: Request) -> Response:
-        """Decode a batch of prompts.
-
-        With ``stream`` the answer is NDJSON: a line of ``type`` "rollout" (id and seed), a
-        "sample" per ended sample, and a "summary" (or an "error"). Without it the answer
-        comes when all samples have ended.
-        """
-        body = await read_body(request, RolloutBody, settings.max_request_bytes)
-        model = await intake.served_model()
-        # Tokenizing a large batch takes seconds; others are answered meanwhile.
-        rollout = await asyncio.to_thread(to_request, body, model, settings, tokenizer)
-        following = await intake.followed.submit(
-            rollout,
-            id_field="id",
-            id_is_given=body.id is not None,
-            abort_when_left=body.abort_on_disconnect,
-        )
-        if body.stream:
-            return FollowedStream(following, answer_lines(following, tokenizer), NDJSON)
-        answer = answer_when_done(following, tokenizer)
-        return await answer_whole(following, request.receive, answer)
-
-    @app.get("/v1/rollouts/{rollout_id}", responses={200: {"model": RolloutAnswer}})
-    async def get_rollout(
-        rollout_id: str,
-        samples: bool = False,
-        cursor: Annotated[int, Query(ge=0)] = 0,
-        wait_s: Annotated[float, Query(ge=0, le=MAX_POLL_S)] = 0.0,
-    ) -> Response:
-        """State and usage; with ``samples``, ended samples after ``cursor`` (a page of them),
-        waiting up to ``wait_s`` for the first."""
-        key = RolloutId(rollout_id)
-        status = await coordinator.status(key)
-        if not samples:
-            ended = status.ended_at is not None
-            return answer_json(status, (), tokenizer, cursor=cursor, done=ended)
-        batch = await coordinator.results(key, cursor, wait_s, settings.poll_limit)
-        if batch.samples or batch.done:
-            status = await coordinator.status(key)
-        return answer_json(status, batch.samples, tokenizer, cursor=batch.cursor, done=batch.done)
-
-    @app.delete("/v1/rollouts/{rollout_id}", responses={200: {"model": RolloutAnswer}})
-    async def abort_rollout(rollout_id: str) -> Response:
-        """End the rollout; unfinished samples come back with what they have."""
-        key = RolloutId(rollout_id)
-        batch = await coordinator.abort(key)
-        status = await coordinator.status(key)
-        return answer_json(status, batch.samples, tokenizer, cursor=batch.cursor, done=batch.done)
 
 
 def _add_cluster_routes(app: FastAPI, coordinator: CoordinatorPort) -> None:

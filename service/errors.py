@@ -6,6 +6,7 @@ errors, for bodies that do not parse and for unknown paths alike.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -43,6 +44,25 @@ def status_code(error: FlexFloorError) -> int:
     if isinstance(error, RequestTooLargeError):
         return 413
     return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorContent:
+    """``field``: what is at fault, as the caller wrote it."""
+
+    type: str
+    message: str
+    field: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    error: ErrorContent
+
+
+def error_answers(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """For a route's ``responses``."""
+    return {code: {"model": ErrorAnswer} for code in codes}
 
 
 def error_body(kind: str, message: str, field: str | None = None) -> dict[str, Any]:

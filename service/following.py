@@ -15,29 +15,36 @@ from actors.rollout_api import (
     RolloutRequest,
     RolloutStatus,
     SampleNews,
+    TokenBatch,
 )
 from placement.errors import FlexFloorError, RequestError, UnavailableError, UnknownIdError
 from placement.ids import RolloutId, SampleId
+from service.schemas import StreamOf
 from service.settings import ServiceSettings
 
 logger = logging.getLogger(__name__)
 
+_REPORTS = 4096  # of a worker about a sample, fetched at once: a few seconds of a large rollout
+
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """``abort_when_left``: decided by the request that created the rollout."""
+    """``abort_when_left``, ``reconnect_s``: decided by the request that created the rollout."""
 
     num_followers: int
-    abort_when_left: bool
+    abort_when_left: bool = False
+    reconnect_s: float = 0.0
 
 
 class Following:
-    """One request's way through a rollout, from its acceptance to its last sample."""
+    """One request's way through a rollout, from its acceptance or a cursor to its last sample."""
 
-    def __init__(self, rollouts: "FollowedRollouts", status: RolloutStatus) -> None:
+    def __init__(
+        self, rollouts: "FollowedRollouts", status: RolloutStatus, cursor: int = 0
+    ) -> None:
         self.status = status
+        self.cursor = cursor
         self._rollouts = rollouts
-        self._cursor = 0
         self._give_up_at_s = time.monotonic() + rollouts.settings.max_wait_s
 
     async def next_batch(self) -> FinishedBatch:
@@ -48,9 +55,21 @@ class Following:
         self._check_patience()
         settings = self._rollouts.settings
         batch = await self._rollouts.coordinator.results(
-            self.status.rollout_id, self._cursor, settings.poll_wait_s, settings.poll_limit
+            self.status.rollout_id, self.cursor, settings.poll_wait_s, settings.poll_limit
         )
-        self._cursor = batch.cursor
+        self.cursor = batch.cursor
+        return batch
+
+    async def next_growth(self) -> TokenBatch:
+        """The next tokens and endings, bounded likewise.
+
+        Raises: UnavailableError after ``max_wait_s``; the rollout goes on.
+        """
+        self._check_patience()
+        batch = await self._rollouts.coordinator.new_tokens(
+            self.status.rollout_id, self.cursor, self._rollouts.settings.poll_wait_s, _REPORTS
+        )
+        self.cursor = batch.cursor
         return batch
 
     async def next_tokens(self, known: tuple[int | None, ...]) -> tuple[SampleNews, ...]:
@@ -90,6 +109,8 @@ class FollowedRollouts:
         self.coordinator = coordinator
         self.settings = settings
         self._followed: dict[RolloutId, _Followed] = {}
+        self._expected_back: dict[RolloutId, tuple[_Followed, asyncio.TimerHandle]] = {}
+        """Rollouts whose clients have gone, and may come back."""
         self._submitting = asyncio.Lock()  # asking whether an id is new, and taking it, are one
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -100,11 +121,13 @@ class FollowedRollouts:
         id_field: str,
         id_is_given: bool,
         abort_when_left: bool,
+        reconnect_s: float = 0.0,
     ) -> Following:
         """Submit the rollout, or join it, and follow it.
 
         Args:
             id_field: the caller's name of the id.
+            reconnect_s: how long to wait for a client to come back before the abort.
 
         Raises: RequestError, OverloadedError, UnavailableError.
         """
@@ -122,20 +145,42 @@ class FollowedRollouts:
                 if error.field == "rollout_id":
                     error.field = id_field
                 raise
-            before = self._followed.get(rollout_id)
-            self._followed[rollout_id] = (
-                _Followed(1, is_new and abort_when_left)
-                if before is None
-                else replace(before, num_followers=before.num_followers + 1)
-            )
+            self._come(rollout_id, _Followed(0, is_new and abort_when_left, reconnect_s))
         return Following(self, status)
+
+    async def join(self, rollout_id: RolloutId, cursor: int, of: StreamOf) -> Following:
+        """Follow a rollout from ``cursor`` on.
+
+        Raises: RequestError, UnknownIdError, UnavailableError.
+        """
+        read = self.coordinator.results if of is StreamOf.SAMPLES else self.coordinator.new_tokens
+        await read(rollout_id, cursor, 0.0, 1)  # before any line goes out: is there such a place?
+        status = await self.coordinator.status(rollout_id)
+        self._come(rollout_id, _Followed(0))
+        return Following(self, status, cursor)
+
+    def _come(self, rollout_id: RolloutId, first: _Followed) -> None:
+        """One more follows; ``first`` is what holds if nobody does or did."""
+        back, timer = self._expected_back.pop(rollout_id, (first, None))
+        if timer is not None:
+            timer.cancel()
+        followed = self._followed.get(rollout_id, back)
+        self._followed[rollout_id] = replace(followed, num_followers=followed.num_followers + 1)
 
     def left(self, rollout_id: RolloutId, *, client_gone: bool) -> None:
         followed = self._followed.pop(rollout_id)
-        if followed.num_followers > 1:
-            self._followed[rollout_id] = replace(followed, num_followers=followed.num_followers - 1)
+        followed = replace(followed, num_followers=followed.num_followers - 1)
+        if followed.num_followers:
+            self._followed[rollout_id] = followed
         elif client_gone and followed.abort_when_left:
-            self.abort_soon(rollout_id)
+            timer = asyncio.get_running_loop().call_later(
+                followed.reconnect_s, self._stays_away, rollout_id
+            )
+            self._expected_back[rollout_id] = (followed, timer)
+
+    def _stays_away(self, rollout_id: RolloutId) -> None:
+        del self._expected_back[rollout_id]
+        self.abort_soon(rollout_id)
 
     async def _exists(self, rollout_id: RolloutId) -> bool:
         try:

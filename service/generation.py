@@ -136,8 +136,6 @@ def make_generation(
     """Args:
         prompts: token ids, and the field that they came from.
         wanted: one per prompt.
-        seed: without one it derives from ``request_id``, so that a repeated request is the
-            same one; without that it is drawn.
 
     Raises: RequestError.
     """
@@ -154,13 +152,15 @@ def make_generation(
             of_prompt.sampling(prompt, where, model)
             for (prompt, where), of_prompt in zip(prompts, wanted, strict=True)
         ),
-        seed=_seed(seed, request_id),
+        seed=seed_of(seed, request_id),
         terms=json.dumps([asdict(cut) for cut in cuts]),
     )
     return Generation(rollout, request_id is not None, cuts)
 
 
-def _seed(seed: int | None, request_id: str | None) -> int:
+def seed_of(seed: int | None, request_id: str | None) -> int:
+    """Of a request that names none it derives from its id, so that a repetition is the same
+    request; without an id it is drawn."""
     if seed is not None:
         return seed
     if request_id is None:

@@ -22,13 +22,19 @@ Generated from the OpenAPI document (`/openapi.json`) by `python -m service.http
 One service, four dialects. In all of them: what is wrong with a request is answered with 400, the
 field, the value and the limit; 413 is a body that is too large, 429 (with `Retry-After`) a full
 queue, 503 (with `Retry-After`) a service that cannot do it now. A client that closes its connection
-ends its samples. An id that the client gives makes a request idempotent: repeated with the same
-content it joins the one that runs, with other content it is refused. Where `service.token_file` is
-set, requests without `Authorization: Bearer TOKEN` get 401.
+ends its samples, unless its rollout says that it may come back (`reconnect_s`). An id that the
+client gives makes a request idempotent: repeated with the same content it joins the one that runs,
+with other content it is refused. Where `service.token_file` is set, requests without
+`Authorization: Bearer TOKEN` get 401.
 
 The OpenAI, SGLang and vLLM dialects take more fields than they list, as long as the value changes
 nothing (`"presence_penalty": 0`); any other value is an error, and never ignored. Logprobs are
 those of the chosen tokens, after temperature and truncation; alternatives are not kept.
+
+Where other servers go by the headers `X-Session-ID` and `X-data-parallel-rank`, this one decides
+itself who decodes what, and they change nothing. There is no session either: a worker keeps no
+prefix of an earlier request (its KV memory is resized when experts come and go, and cached blocks
+could not move with it), so the next turn of a conversation costs the same on every one of them.
 """
 _NATIVE = "FlexFloor"
 
@@ -142,7 +148,8 @@ def _type(field: dict[str, Any]) -> str:
     if "const" in field:
         return f"`{field['const']}`"
     if "enum" in field:
-        return " or ".join(f"`{value}`" for value in field["enum"])
+        values = field["enum"]
+        return " or ".join(f"`{v if isinstance(v, str) else json.dumps(v)}`" for v in values)
     if field.get("type") == "array":
         return f"list of {_type(field['items'])}"
     return str(field.get("type", "any"))

@@ -8,7 +8,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import fields
 
-from actors.rollout_api import RolloutRequest, SampleResult, ServedModel, Strategy
+from actors.admission import check_start
+from actors.rollout_api import RolloutRequest, SampleResult, SampleStart, ServedModel, Strategy
 from placement.errors import RequestError
 from placement.ids import RolloutId
 from placement.samples import Sampling
@@ -21,6 +22,7 @@ from service.checks import (
     prompt_ids,
 )
 from service.details import native_detail
+from service.generation import seed_of
 from service.schemas import RolloutBody, SampleAnswer, SamplingBody
 from service.settings import ServiceSettings
 
@@ -32,7 +34,18 @@ def to_request(
     tokenizer: Tokenizer | None,
 ) -> RolloutRequest:
     """Raises: RequestError naming the field, the value and the limit."""
-    check_counts(len(body.prompts), body.n, settings, prompts_field="prompts", n_field="n")
+    if body.num_samples < body.n:
+        raise RequestError(
+            f"is {body.num_started}, but n is {body.n}; start at least as many as are wanted",
+            field="num_started",
+        )
+    check_counts(
+        len(body.prompts),
+        body.num_samples,
+        settings,
+        prompts_field="prompts",
+        n_field="n" if body.num_started is None else "num_started",
+    )
     prompts = tuple(
         prompt_ids(prompt, f"prompts[{index}]", model, tokenizer)
         for index, prompt in enumerate(body.prompts)
@@ -48,12 +61,16 @@ def to_request(
     return RolloutRequest(
         rollout_id=RolloutId(body.id if body.id is not None else f"r-{secrets.token_hex(8)}"),
         prompts=prompts,
-        num_samples=body.n,
+        num_samples=body.num_samples,
         samplings=(sampling,),
-        seed=secrets.randbits(63) if body.seed is None else body.seed,
+        seed=seed_of(body.seed, body.id),
         strategy=Strategy(body.strategy),
         replay_stop_tokens=_replay_stop_tokens(body),
         sample_samplings=overrides,
+        priority=body.priority,
+        deadline_s=body.deadline_s,
+        num_wanted=None if body.num_started is None else body.n,
+        starts=_starts(body, sampling, overrides, model),
     )
 
 
@@ -85,11 +102,37 @@ def _check_table(rows: Sequence[Sequence[object]], body: RolloutBody, field: str
             field=field,
         )
     for index, row in enumerate(rows):
-        if len(row) != body.n:
+        if len(row) != body.num_samples:
             raise RequestError(
-                f"has {len(row)} entries for n={body.n} samples; give one per sample",
+                f"has {len(row)} entries for n={body.num_samples} samples; give one per sample",
                 field=f"{field}[{index}]",
             )
+
+
+def _starts(
+    body: RolloutBody,
+    sampling: Sampling,
+    overrides: tuple[tuple[Sampling, ...], ...] | None,
+    model: ServedModel,
+) -> tuple[SampleStart, ...] | None:
+    if body.samples is None:
+        return None
+    num_samples = len(body.prompts) * body.num_samples
+    if len(body.samples) != num_samples:
+        raise RequestError(
+            f"has {len(body.samples)} entries for {num_samples} samples; give one per sample, "
+            "prompt by prompt",
+            field="samples",
+        )
+    starts = []
+    for index, entry in enumerate(body.samples):
+        start = SampleStart(tuple(entry.generated_ids), entry.seed)
+        prompt, sample = divmod(index, body.num_samples)
+        check_start(
+            start, overrides[prompt][sample] if overrides else sampling, model, f"samples[{index}]"
+        )
+        starts.append(start)
+    return tuple(starts)
 
 
 def _sample_samplings(
@@ -116,9 +159,12 @@ def _replay_stop_tokens(body: RolloutBody) -> tuple[tuple[int, ...], ...] | None
     for i, row in enumerate(rows):
         for j, length in enumerate(row):
             of_sample = body.sample_samplings[i][j] if body.sample_samplings else body.sampling
-            if not 1 <= length <= of_sample.max_tokens:
+            index = i * body.num_samples + j
+            least = 1 + (len(body.samples[index].generated_ids) if body.samples else 0)
+            if not least <= length <= of_sample.max_tokens:
                 raise RequestError(
-                    f"is {length}; a recorded length is 1 to max_tokens, {of_sample.max_tokens}",
+                    f"is {length}; a recorded length is {least} to max_tokens, "
+                    f"{of_sample.max_tokens}",
                     field=f"replay_stop_tokens[{i}][{j}]",
                 )
     return tuple(tuple(row) for row in rows)

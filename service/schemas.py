@@ -6,6 +6,7 @@ Answers carry the coordinator's records (``actors.rollout_api``) under their own
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -17,6 +18,8 @@ TEXT, IDS = "(text)", "(ids)"
 """Kinds of prompt. No field has such a name: errors leave them out of its path."""
 MAX_TOKENS_LIMIT = 1 << 24  # far above any context; keeps sums within 64 bits
 MAX_STOP_TOKEN_IDS = 256
+MAX_DEADLINE_S = 30 * 86400
+MAX_RECONNECT_S = 86400
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
@@ -60,6 +63,26 @@ class SamplingBody(Body):
     """Go on behind the model's end-of-sequence token."""
 
 
+class StreamOf(StrEnum):
+    """What the lines of a stream are about."""
+
+    SAMPLES = "samples"
+    TOKENS = "tokens"
+
+
+class SampleStartBody(Body):
+    """Where one sample begins."""
+
+    generated_ids: list[TokenId] = []
+    """Tokens that the response has already, from an answer that ended as ``abort``. Decoding goes
+    on behind them; ``max_tokens`` bounds them and the new ones together. The answer has the new
+    ones, and in ``start`` how many were given."""
+    seed: int | None = Field(default=None, ge=0, lt=1 << 63)
+    """The sample's own seed, as its answer named it: with it the noise goes on as if nothing had
+    happened, wherever the sample stands in this batch. Without it, the seed derives from that of
+    the rollout."""
+
+
 class RolloutBody(Body):
     """A batch of prompts, each to be answered ``n`` times."""
 
@@ -81,19 +104,35 @@ class RolloutBody(Body):
     """Texts or lists of token ids."""
     n: int = Field(default=1, ge=1)
     """Responses per prompt."""
+    num_started: int | None = Field(default=None, ge=1)
+    """Oversampling: so many responses per prompt are started, at least ``n``. As soon as ``n`` of
+    a prompt have finished, the others end as ``abort`` with ``cancelled_by`` "oversampling".
+    Who finishes first is among the wanted ones, which favours short responses: whoever trains on
+    them has to allow for that."""
     sampling: SamplingBody
     """Of all samples."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
     """Every sample's noise derives from it. Drawn, and named in the answer, if absent."""
-    stream: bool = False
-    """Answer with a line of JSON per finished sample, instead of all of them at the end."""
+    stream: Literal[False, True, "samples", "tokens"] = False
+    """Answer with lines of JSON, instead of all samples at the end: true or "samples" gives a
+    line per ended sample, "tokens" lines with what is new of each. Every line has the ``cursor``
+    from which ``GET /v1/rollouts/{id}/stream`` goes on behind it."""
     id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")
     """Names the rollout. The same id with the same content joins the running rollout."""
     strategy: Literal["elastic", "static"] = "elastic"
     """``static`` places contiguous chunks and releases nobody: the baseline to compare with."""
     abort_on_disconnect: bool = True
     """End the rollout when the last client that follows it has gone. Only the request that
-    created the rollout decides this; set it to false for clients that reconnect."""
+    created the rollout decides this."""
+    reconnect_s: float = Field(default=0, ge=0, le=MAX_RECONNECT_S, allow_inf_nan=False)
+    """How long the last client may be gone before ``abort_on_disconnect`` ends the rollout."""
+    priority: int = Field(default=0, ge=-(1 << 31), lt=1 << 31)
+    """Where samples wait, those of a higher priority start first. What runs is left alone."""
+    deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S, allow_inf_nan=False)
+    """From acceptance on; what has not ended then ends as ``abort``, with what it has and
+    ``cancelled_by`` "deadline"."""
+    samples: list[SampleStartBody] | None = None
+    """Partials that go on: one entry per sample, prompt by prompt."""
     top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
     """Tell so many of the most likely alternatives of each token."""
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_PROMPT_TOP_LOGPROBS)
@@ -107,6 +146,15 @@ class RolloutBody(Body):
     replay_stop_tokens: list[list[int]] | None = None
     """Replays only: recorded lengths in tokens, per prompt and sample. The engine ends each
     response there; dispatch and planning never see them."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples per prompt."""
+        return self.n if self.num_started is None else self.num_started
+
+    @property
+    def stream_of(self) -> StreamOf:
+        return StreamOf.TOKENS if self.stream == "tokens" else StreamOf.SAMPLES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""How the native dialect answers: a line per sample, or one answer at the end."""
+"""How the native dialect answers: lines as samples end or grow, or one answer at the end.
+
+Every line says from which cursor to read on behind it. What is new of several samples is one
+line: whoever has all of it has its cursor, so nothing is read twice or missed.
+"""
 
 import json
 from collections.abc import AsyncIterator, Iterable
@@ -7,18 +11,19 @@ from typing import Any
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
-from actors.rollout_api import RolloutStatus, SampleResult
+from actors.rollout_api import RolloutStatus, SampleNews, SampleResult
 from placement.errors import FlexFloorError
 from service.checks import Tokenizer
 from service.errors import describe
 from service.following import Following
 from service.native import to_answer
-from service.schemas import RolloutAnswer, SampleAnswer
+from service.schemas import RolloutAnswer, SampleAnswer, StreamOf
 
 NDJSON = "application/x-ndjson"
 
 _STATUS: TypeAdapter[RolloutStatus] = TypeAdapter(RolloutStatus)
 _SAMPLE: TypeAdapter[SampleAnswer] = TypeAdapter(SampleAnswer)
+_NEWS: TypeAdapter[tuple[SampleNews, ...]] = TypeAdapter(tuple[SampleNews, ...])
 _ANSWER: TypeAdapter[RolloutAnswer] = TypeAdapter(RolloutAnswer)
 
 
@@ -39,12 +44,13 @@ def _line(kind: str, values: dict[str, Any]) -> bytes:
     return json.dumps({"type": kind, **values}, ensure_ascii=False).encode() + b"\n"
 
 
-def rollout_line(kind: str, status: RolloutStatus) -> bytes:
-    return _line(kind, _STATUS.dump_python(status, mode="json"))
+def _rollout_line(kind: str, status: RolloutStatus, cursor: int) -> bytes:
+    return _line(kind, {"cursor": cursor, **_STATUS.dump_python(status, mode="json")})
 
 
-def sample_line(sample: SampleResult, tokenizer: Tokenizer | None) -> bytes:
-    return _line("sample", _SAMPLE.dump_python(to_answer(sample, tokenizer), mode="json"))
+def _sample_line(sample: SampleResult, cursor: int, tokenizer: Tokenizer | None) -> bytes:
+    values = _SAMPLE.dump_python(to_answer(sample, tokenizer), mode="json")
+    return _line("sample", {"cursor": cursor, **values})
 
 
 async def answer_when_done(following: Following, tokenizer: Tokenizer | None) -> Response:
@@ -59,16 +65,38 @@ async def answer_when_done(following: Following, tokenizer: Tokenizer | None) ->
     return answer_json(status, samples, tokenizer, cursor=batch.cursor, done=True)
 
 
-async def answer_lines(following: Following, tokenizer: Tokenizer | None) -> AsyncIterator[bytes]:
-    """The accepted rollout, a line per ended sample, the summary; an error is the last line."""
+async def answer_lines(
+    following: Following, tokenizer: Tokenizer | None, of: StreamOf
+) -> AsyncIterator[bytes]:
+    """The rollout, lines with what is new of it, the summary; an error is the last line."""
     try:
-        yield rollout_line("rollout", following.status)
-        done = False
-        while not done:
-            batch = await following.next_batch()
-            if batch.samples:
-                yield b"".join(sample_line(sample, tokenizer) for sample in batch.samples)
-            done = batch.done
-        yield rollout_line("summary", await following.last_status())
+        yield _rollout_line("rollout", following.status, following.cursor)
+        lines = _samples(following, tokenizer) if of is StreamOf.SAMPLES else _tokens(following)
+        async for line in lines:
+            yield line
+        yield _rollout_line("summary", await following.last_status(), following.cursor)
     except FlexFloorError as error:
         yield _line("error", describe(error))
+
+
+async def _samples(following: Following, tokenizer: Tokenizer | None) -> AsyncIterator[bytes]:
+    done = False
+    while not done:
+        before = following.cursor
+        batch = await following.next_batch()
+        if batch.samples:
+            yield b"".join(
+                _sample_line(sample, cursor, tokenizer)
+                for cursor, sample in enumerate(batch.samples, before + 1)
+            )
+        done = batch.done
+
+
+async def _tokens(following: Following) -> AsyncIterator[bytes]:
+    done = False
+    while not done:
+        batch = await following.next_growth()
+        if batch.news:
+            news = _NEWS.dump_python(batch.news, mode="json")
+            yield _line("tokens", {"cursor": batch.cursor, "samples": news})
+        done = batch.done

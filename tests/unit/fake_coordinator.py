@@ -22,8 +22,10 @@ from actors.rollout_api import (
     SampleNews,
     SampleResult,
     ServedModel,
+    TokenBatch,
     WorkerStatus,
 )
+from actors.token_log import Growth, TokenLog
 from placement.errors import RequestError, UnknownIdError
 from placement.ids import Generation, RolloutId, SampleId, WorkerId, make_sample_id
 from placement.membership import Phase
@@ -82,6 +84,7 @@ class FakeCoordinator:
         self.update_error: Exception | None = None
         self.weights_groups: dict[str, WeightsGroup] = {}
         self._changed = asyncio.Condition()
+        self._logs: dict[RolloutId, TokenLog] = {}
 
     async def served_model(self) -> ServedModel:
         return replace(self.model, weight_version=self.weights.version)
@@ -96,6 +99,7 @@ class FakeCoordinator:
         if before is None:
             self.requests[request.rollout_id] = request
             self.ended[request.rollout_id] = []
+            self._logs[request.rollout_id] = TokenLog()
             if self.auto_finish:
                 await self.finish(request.rollout_id, self._total(request.rollout_id))
         return await self.status(request.rollout_id)
@@ -129,7 +133,15 @@ class FakeCoordinator:
             self.ended[rollout_id] += [
                 self._result(rollout_id, n, self.ending) for n in range(done, done + count)
             ]
+            for result in self.ended[rollout_id][done:]:
+                self._log_ending(rollout_id, result)
             self._changed.notify_all()
+
+    def _log_ending(self, rollout_id: RolloutId, result: SampleResult) -> None:
+        stride = self.requests[rollout_id].num_samples
+        number = result.prompt_index * stride + result.sample_index
+        start = self.grown.get(rollout_id, 0)
+        self._logs[rollout_id].append(Growth(number, start, len(result.token_ids), ended=True))
 
     async def status(self, rollout_id: RolloutId) -> RolloutStatus:
         if rollout_id not in self.requests:
@@ -163,6 +175,8 @@ class FakeCoordinator:
             raise self.results_error
         await self.status(rollout_id)
         ended = self.ended[rollout_id]
+        if cursor > len(ended):
+            raise RequestError(f"is {cursor}; there are {len(ended)}", field="cursor")
         try:
             async with asyncio.timeout(wait_s), self._changed:
                 await self._changed.wait_for(
@@ -177,6 +191,8 @@ class FakeCoordinator:
     async def grow(self, rollout_id: RolloutId, tokens: int) -> None:
         """The samples that have not ended have so many tokens."""
         async with self._changed:
+            for number in range(len(self.ended[rollout_id]), self._total(rollout_id)):
+                self._logs[rollout_id].append(Growth(number, self.grown.get(rollout_id, 0), tokens))
             self.grown[rollout_id] = tokens
             self._changed.notify_all()
 
@@ -217,6 +233,32 @@ class FakeCoordinator:
                 )
         return tuple(news)
 
+    async def new_tokens(
+        self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int
+    ) -> TokenBatch:
+        await self.status(rollout_id)
+        log, ended = self._logs[rollout_id], self.ended[rollout_id]
+        if cursor > len(log):
+            raise RequestError(f"is {cursor}; there are {len(log)}", field="cursor")
+        try:
+            async with asyncio.timeout(wait_s), self._changed:
+                await self._changed.wait_for(
+                    lambda: len(log) > cursor or len(ended) == self._total(rollout_id)
+                )
+        except TimeoutError:
+            return TokenBatch((), cursor, done=False)
+        grown, end = log.after(cursor, limit)
+        results = {(r.prompt_index, r.sample_index): r for r in ended}
+        news = []
+        for growth in grown:
+            prompt, sample = divmod(growth.number, self.requests[rollout_id].num_samples)
+            ids = self.response[growth.start : growth.stop]
+            logprobs = tuple(-0.5 / 2**at for at in range(growth.start, growth.stop))
+            reason = results[prompt, sample].finish_reason if growth.ended else None
+            news.append(SampleNews(prompt, sample, growth.start, ids, logprobs, reason))
+        done = len(ended) == self._total(rollout_id) and end == len(log)
+        return TokenBatch(tuple(news), end, done)
+
     async def open_rollouts(self) -> list[RolloutStatus]:
         statuses = [await self.status(rollout_id) for rollout_id in self.requests]
         return [status for status in statuses if status.num_ended < status.num_samples]
@@ -236,6 +278,8 @@ class FakeCoordinator:
                 for n in range(len(ended), self._total(rollout_id))
             )
             ended += partials
+            for partial in partials:
+                self._log_ending(rollout_id, partial)
             self._changed.notify_all()
         return FinishedBatch(partials, len(ended), done=True)
 

@@ -62,7 +62,7 @@ BAD_BODIES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "an unknown strategy": (body(strategy="best"), "strategy", "'elastic' or 'static'"),
     "an id with a slash": (body(id="a/b"), "id", "pattern"),
-    "stream as text": (body(stream="yes"), "stream", "boolean"),
+    "stream as text": (body(stream="yes"), "stream", "'samples' or 'tokens'"),
     "replay lengths of another shape": (
         body(n=2, replay_stop_tokens=[[1]]),
         "replay_stop_tokens[0]",
