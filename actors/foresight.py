@@ -9,12 +9,14 @@ Invariants:
       counted with its full length and none ever is.
     - Beliefs are renewed at most ``_RENEWALS`` times while a load's samples end, and once in
       ``replan_steps``: deciding does not cost more for every token.
-    - A replay's lengths were prescribed: what they teach ends with their load.
+    - A replay's lengths were prescribed: what they teach ends with their load. Only
+      ``planning.known_lengths`` shows them to the planner, as an oracle to compare with.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from actors.length_history import read_length_history, write_length_history
@@ -61,6 +63,7 @@ class Foresight:
         self._renew_steps = planning.replan_steps
         self._renewed_at: tuple[int, int] = (0, 0)
         self._belief_of: dict[str, LengthBelief] = {}
+        self._knows_replays = planning.known_lengths
         self.measured = MeasuredCosts(
             None if planning.unit == "auto" else TimeUnit(planning.unit),
             settings.group.move_samples_by != "recompute",
@@ -97,6 +100,13 @@ class Foresight:
         self._dispatcher.costs = self._planner.costs = costs
 
     # What is believed
+
+    def belief_of(self, record: SampleRecord) -> LengthBelief:
+        """Of one sample, which in a replay may be known."""
+        replayed = record.sample.replay_stop_tokens
+        if self._knows_replays and replayed is not None:
+            return _certain(replayed)
+        return self.belief(record.prompt_key)
 
     def belief(self, prompt_key: str) -> LengthBelief:
         """As it was when beliefs were renewed last."""
@@ -166,6 +176,10 @@ class Foresight:
             write_length_history(self._path, self._predictor.history())
         except (OSError, ConfigError) as error:
             _log.error("what was learned about lengths is not kept: %s", error)
+
+
+_certain = lru_cache(maxsize=4096)(LengthBelief.certain)
+"""One object per length: the views of waiting samples are kept while their belief is the same."""
 
 
 def _rebalance_settings(planning: PlanningSettings) -> RebalanceSettings | None:

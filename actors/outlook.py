@@ -39,7 +39,7 @@ def _view(
     num_changes: int = 0,
 ) -> GroupView:
     def view(record: SampleRecord) -> SampleView:
-        return record.view(foresight.belief(record.prompt_key) if foresight else None)
+        return record.view(foresight.belief_of(record) if foresight else None)
 
     capacity, group = crew.capacity, crew.settings.group
     workers = [w for w in crew.roster.member_workers() if w.worker_id not in leaving]

@@ -123,6 +123,9 @@ class PlanningSettings(Settings):
     """Least steps between two plans, unless a worker idles or the group has changed."""
     max_changes: int = Field(default=8, ge=1)
     """Most releases while one load lasts."""
+    known_lengths: bool = False
+    """Replays only: decide with the lengths that are replayed, which no real rollout could know.
+    It shows what decisions are worth by themselves, and how far predictions err by lengths."""
     rebalance: bool = False
     """Move running samples between workers that stay, where one reads much more KV than the
     others. Each move costs its sample a few steps and pays only where reading KV makes up much of

@@ -182,6 +182,12 @@ def _contradictions(config: FlexFloorConfig) -> list[ConfigError]:
             f"{planning.unit}: only the planner moves running samples, and no move pays where "
             "every step costs the same; leave it out, or set policy: planner and unit: auto",
         )
+    if planning.known_lengths and planning.policy != "planner":
+        refuse(
+            "planning.known_lengths",
+            f"is true with planning.policy = {planning.policy}, which knows no lengths; leave it "
+            "out, or set policy: planner",
+        )
     if service.max_samples_per_rollout > config.coordinator.max_open_samples:
         refuse(
             "service.max_samples_per_rollout",

@@ -55,7 +55,8 @@ class Sample:
             recomputes their KV and goes on behind them.
         num_given: how many of those came with the request and were not decoded here.
         replay_stop_tokens: replay of recorded lengths only: the engine ends the response
-            at this many tokens with ``STOP``. Dispatch, prediction and planning never read it.
+            at this many tokens with ``STOP``. Dispatch, prediction and planning never read it,
+            unless ``planning.known_lengths`` makes an oracle of them.
     """
 
     sample_id: SampleId

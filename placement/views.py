@@ -4,10 +4,13 @@ The coordinator makes the views from its own records, a simulator from its own; 
 them to the same functions. Lengths are in tokens, memory is counted in KV tokens.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 from placement.ids import SampleId, WorkerId
+
+_CERTAIN_SIGMA = 1e-3  # half a token of 500; none at all would make every surprise infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,11 @@ class LengthBelief:
 
     mu: float
     sigma: float
+
+    @classmethod
+    def certain(cls, tokens: int) -> "LengthBelief":
+        """Nothing but this length: an oracle's."""
+        return cls(math.log(tokens), _CERTAIN_SIGMA)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,12 @@ def demo(
     short: Annotated[
         bool, typer.Option("--short", help="A few short samples, about two minutes.")
     ] = False,
+    known_lengths: Annotated[
+        bool,
+        typer.Option(
+            "--known-lengths", help="Show the planner the replayed lengths: an oracle to compare."
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option("--out", help="Where picture, model and logs go.")] = Path(
         "out"
     ),
@@ -35,5 +41,5 @@ def demo(
         os.environ.setdefault(name, value)
     from deploy.demo.run import run_demo  # noqa: PLC0415 - Ray reads its environment at import
 
-    if run_demo(json_path, out, short).broken_promises:
+    if run_demo(json_path, out, short, known_lengths=known_lengths).broken_promises:
         raise typer.Exit(1)

@@ -25,6 +25,9 @@ MAX_STEPS_RATIO = 1.02
 MAX_STEPS_ERROR_RATIO = 0.25
 """Median, over the releases, of how far the predicted steps are from those that came."""
 
+MAX_KNOWN_STEPS_ERROR_RATIO = 0.10
+"""Of every release, where the planner was shown the lengths."""
+
 MIN_RELEASES, MIN_RELEASES_SHORT = 2, 1
 
 
@@ -41,6 +44,8 @@ def _broken(records: DemoRecords, report: DemoReport) -> Iterator[str]:
     yield from _broken_release(report)
     yield from _broken_economy(report)
     yield from _broken_borrowing(records, report)
+    if records.known_lengths:
+        yield from _broken_oracle(report)
     if not records.short:
         yield from _broken_foresight(report)
         yield from _broken_regrowth(records, report)
@@ -118,6 +123,21 @@ def _broken_foresight(report: DemoReport) -> Iterator[str]:
             f"predicted steps within {MAX_STEPS_ERROR_RATIO:.0%} of those that came: "
             f"{'nothing was predicted' if error is None else f'{error:.0%}'}"
         )
+
+
+def _broken_oracle(report: DemoReport) -> Iterator[str]:
+    releases = [c for c in report.reconfigurations if c.predicted_steps is not None]
+    if not releases:
+        yield "with known lengths every release predicts its steps: none was predicted"
+    for change in releases:
+        error = change.steps_error_ratio
+        if error is None or abs(error) > MAX_KNOWN_STEPS_ERROR_RATIO:
+            yield (
+                f"with known lengths predicted steps within {MAX_KNOWN_STEPS_ERROR_RATIO:.0%} of "
+                f"those that came: {change.workers_from} -> {change.workers_to} at "
+                f"{change.at_s:.1f} s predicted {change.predicted_steps:.0f}, and "
+                f"{change.measured_steps} came"
+            )
 
 
 def _broken_borrowing(records: DemoRecords, report: DemoReport) -> Iterator[str]:

@@ -97,6 +97,7 @@ class DemoRecords:
         num_slots: workers that the service may lease.
         exact: decoded in exact mode, so that outputs must not differ.
         borrowed: by the other job, whose clock is the same machine's.
+        known_lengths: the planner was shown the replayed lengths: an oracle.
     """
 
     machine: Machine
@@ -110,3 +111,4 @@ class DemoRecords:
     regrown: Replay | None = None
     regrown_max_tokens: int | None = None
     regrow_operations: tuple[OperationStatus, ...] = ()
+    known_lengths: bool = False

@@ -17,6 +17,11 @@ CAVEAT = (
     "reason that GPUs do not have: worker-steps are the headline, seconds are given beside them."
 )
 
+ORACLE = (
+    "The planner was shown the lengths that are replayed: an oracle, which no real rollout has. "
+    "What is left of the predictions' error does not come from lengths."
+)
+
 SampleKey = tuple[int, int]
 """(prompt index, sample index): the same sample in two rollouts."""
 
@@ -103,7 +108,11 @@ class Reconfiguration:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """The whole result; ``broken_promises`` is filled by ``deploy.demo.promises``."""
+    """The whole result; ``broken_promises`` is filled by ``deploy.demo.promises``.
+
+    Attributes:
+        oracle: what was known that no real rollout knows; empty: nothing.
+    """
 
     machine: Machine
     trace_sha256: str
@@ -122,6 +131,7 @@ class DemoReport:
     regrowth: tuple[Reconfiguration, ...]
     regrown_comparison: Comparison | None
     regrown_workers: int | None
+    oracle: str = ""
     caveat: str = CAVEAT
     broken_promises: tuple[str, ...] = ()
 
@@ -175,6 +185,7 @@ def make_report(records: DemoRecords) -> DemoReport:
             compare(records.static, regrown, records.regrown_max_tokens) if regrown else None
         ),
         regrown_workers=regrown.status.usage.peak_slots if regrown else None,
+        oracle=ORACLE if records.known_lengths else "",
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -31,10 +32,18 @@ PLAIN_WIDTH = 110
 
 
 def run_demo(
-    json_path: Path | None, out_dir: Path, short: bool, console: Console | None = None
+    json_path: Path | None,
+    out_dir: Path,
+    short: bool,
+    console: Console | None = None,
+    *,
+    known_lengths: bool = False,
 ) -> DemoReport:
     """Run it, write picture and JSON, print the summary. Everything that it started has ended
     when it returns or raises, Ctrl-C included.
+
+    Args:
+        known_lengths: the planner is shown the replayed lengths.
 
     Raises:
         ConfigError: the checkout lacks the trace, or has another one.
@@ -51,14 +60,14 @@ def run_demo(
     write_length_history(history_path, workload.length_history(plan.past))
     with Progress(console) as progress:
         progress.phase(f"starting Ray, {NUM_SLOTS} workers and the HTTP service")
-        config = _config(plan, workload, model_dir, history_path)
+        config = _config(plan, workload, model_dir, history_path, known_lengths)
         with set_stage(config, progress.say) as stage:
             progress.say(f"slots: {stage.slots}; service: {stage.url}")
             records = asyncio.run(
                 perform(stage, plan, workload, out_dir / BORROWER_LOG_NAME, progress)
             )
             progress.phase("shutting everything down")
-    report = judge(records)
+    report = judge(replace(records, known_lengths=known_lengths))
     draw(records, out_dir / PICTURE_NAME)
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +89,7 @@ def _workload(plan: DemoPlan, model_dir: Path) -> Workload:
 
 
 def _config(
-    plan: DemoPlan, workload: Workload, model_dir: Path, history_path: Path
+    plan: DemoPlan, workload: Workload, model_dir: Path, history_path: Path, known_lengths: bool
 ) -> FlexFloorConfig:
     gpus = gpu_names()
     kv_bytes = kv_memory_bytes(
@@ -106,6 +115,7 @@ def _config(
             policy="planner",
             replan_steps=REPLAN_STEPS,
             length_history=str(history_path.resolve()),
+            known_lengths=known_lengths,
         ),
         service=ServiceSettings(port=free_port()),
         namespace="flexfloor-demo",

@@ -28,6 +28,8 @@ def print_summary(report: DemoReport, console: Console) -> None:
             f"Steps left until the rollout's end, as predicted at each release and as they came: "
             f"median error {report.median_steps_error_ratio:.0%}."
         )
+    if report.oracle:
+        console.print(f"[yellow]{report.oracle}[/yellow]", soft_wrap=True)
     comparison = report.comparison
     console.print(
         f"{comparison.samples_compared} samples compared: tokens "

@@ -65,6 +65,12 @@ def test_moves_that_could_never_be_made_are_refused(other: str) -> None:
     assert "set policy: planner and unit: auto" in error.message
 
 
+def test_lengths_cannot_be_known_to_a_policy_that_knows_none() -> None:
+    error = refused("planning.known_lengths=true", "planning.policy=first_rule")
+    assert error.field == "planning.known_lengths"
+    assert "set policy: planner" in error.message
+
+
 def test_a_required_setting_that_is_missing_is_named() -> None:
     _, errors = check_tree({"model": {}})
     assert [error.field for error in errors] == ["model.path"]

@@ -1,9 +1,11 @@
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from deploy.demo.promises import judge
+from deploy.demo.records import DemoRecords
 from deploy.demo.report import compare, make_report
 from placement.samples import FinishReason
 from tests.unit.demo_records import (
@@ -70,6 +72,26 @@ def test_one_damaged_sample_breaks_a_promise(kind: str, expected: str) -> None:
     }[kind]
     broken = judge(with_sample(good_records(), 2, damaged)).broken_promises
     assert any(promise.startswith(expected) for promise in broken), broken
+
+
+def test_with_known_lengths_every_release_is_held_to_a_tenth_and_the_report_says_so() -> None:
+    records = replace(good_records(), known_lengths=True)
+    report = judge(records)
+    assert report.to_json()["oracle"] == report.oracle != ""
+    assert make_report(good_records()).oracle == ""
+    assert report.broken_promises == ()
+
+    def with_first_release(**changes: Any) -> DemoRecords:
+        first, *others = records.elastic.operations
+        operations = (replace(first, **changes), *others)
+        return replace(records, elastic=replace(records.elastic, operations=operations))
+
+    # The median of both would still be within the quarter that is promised without an oracle.
+    (broken,) = judge(with_first_release(steps_error_ratio=-0.11)).broken_promises
+    assert broken.startswith("with known lengths predicted steps within 10%")
+    unpredicted = tuple(replace(op, predicted=None) for op in records.elastic.operations)
+    none = replace(records, short=True, elastic=replace(records.elastic, operations=unpredicted))
+    assert any("none was predicted" in promise for promise in judge(none).broken_promises)
 
 
 def test_a_sample_that_never_came_back_breaks_a_promise() -> None:

@@ -5,18 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from actors.admission import make_samples
 from actors.foresight import Foresight
 from actors.journal import MemoryJournal
 from actors.length_history import read_length_history, write_length_history
 from actors.measured_costs import MeasuredCosts
 from actors.rollout import Rollout, SampleRecord, key_of_prompt
-from actors.rollout_api import OperationStatus, RolloutRequest, Strategy
+from actors.rollout_api import OperationStatus, RolloutRequest, ServedModel, Strategy
 from actors.settings import PlanningSettings, RuntimeSettings
 from placement.cost import TimeUnit
 from placement.errors import ConfigError
 from placement.ids import RolloutId, SampleId, WorkerId
 from placement.lengths import LengthPredictor
 from placement.samples import FinishReason, Sample
+from placement.views import LengthBelief
 from tests.unit.coordinator_harness import (
     World,
     all_results,
@@ -76,6 +78,34 @@ def test_each_release_is_held_against_the_steps_that_came(tmp_path: Path) -> Non
                 assert abs(op.steps_error_ratio) < 0.25
 
     run(main())
+
+
+def test_with_known_lengths_each_prediction_is_within_a_tenth_of_what_came() -> None:
+    async def main() -> None:
+        world = World()
+        async with started(world, planning(known_lengths=True)) as coordinator:
+            await coordinator.submit(make_request("r", LENGTHS))
+            check_tokens(await all_results(coordinator, "r"), LENGTHS)
+            done = releases(await coordinator.operations())
+            assert len(done) >= 2
+            for op in done:
+                assert op.steps_error_ratio is not None
+                assert abs(op.steps_error_ratio) <= 0.1
+
+    run(main())
+
+
+def test_lengths_are_known_of_replays_only_and_only_where_that_is_asked_for() -> None:
+    replayed, own = make_request("r", [30] * 4), without_replay(make_request("own", [30] * 4))
+    for known in (True, False):
+        foresight = Foresight(planning(known_lengths=known))
+        beliefs = []
+        for request in (replayed, own):
+            samples = make_samples(request, ServedModel("model", 100, 200, False, ()))
+            record = next(iter(Rollout(request, samples, 0, 0.0).records.values()))
+            beliefs.append(foresight.belief_of(record))
+        assert (beliefs[0] == LengthBelief.certain(30)) == known
+        assert beliefs[1] == foresight.belief(key_of_prompt(own.prompts[0]))
 
 
 def test_a_group_that_plans_is_far_narrower_than_one_in_which_nobody_leaves() -> None:
