@@ -40,6 +40,8 @@ _GAP_TYPES: dict[torch.dtype, type[np.unsignedinteger[Any]]] = {
     torch.uint32: np.uint32,
 }
 
+GAP_DTYPES = ("uint8", "uint16", "uint32")
+
 Delta = Mapping[str, SparseTensor]
 """Name -> its changed elements; tensors without any are left out."""
 

@@ -1,0 +1,227 @@
+"""The committed version of the weights, held in full outside the workers, and what is to follow it.
+
+Chunks lie on a shelf (Ray's object store, or a list), so that workers fetch them from there. For
+the checkpoint's own version nothing is held: it lies on disk. The first update makes a full copy.
+While an update is staged, the chunks that it changes exist twice.
+
+Invariants: what is committed is whole, or the checkpoint's; what was staged and not committed is
+dropped before anything else is staged.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from actors.checkpoint_files import open_checkpoint
+from actors.control_api import DiskWeights, GroupWeights, WeightsGroup, WeightUpdate
+from actors.migration import checksum
+from actors.weight_chunks import CHUNK_BYTES, TensorSpec, WeightChunk, make_chunk, plan_chunks
+from actors.weight_sources import Fetch, NewTensors, read_source
+from actors.weights_group import JoinedGroup, check
+from actors.weights_keeper import CHECKPOINT_VERSION, KeptWeights, StagedWeights
+from placement.errors import RequestError, UnavailableError, UnknownIdError
+
+
+class Shelf(Protocol):
+    """Where chunks lie; one that no handle refers to any more is gone."""
+
+    def put(self, chunk: WeightChunk) -> Any: ...
+
+    def get(self, handle: Any) -> WeightChunk: ...
+
+
+class PublishedWeights:
+    """Args:
+    directory: of the checkpoint.
+    fetch: what a reference in ``ObjectWeights`` stands for.
+    timeout_s: bound on a meeting with a trainer's group, and on each of its broadcasts.
+
+    Raises:
+        RequestError: the checkpoint has no safetensors files.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        shelf: Shelf,
+        fetch: Fetch,
+        timeout_s: float,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._shelf = shelf
+        self._fetch = fetch
+        self._timeout_s = timeout_s
+        self._checkpoint = open_checkpoint(directory, "model.path")
+        self._plan = plan_chunks(self._checkpoint.specs.values(), chunk_bytes)
+        self._version = CHECKPOINT_VERSION
+        self._chunks: list[Any] = []
+        self._staged: tuple[str, list[Any]] | None = None
+        self._groups: dict[str, JoinedGroup] = {}
+
+    def kept(self) -> KeptWeights:
+        num_bytes = sum(spec.num_bytes for chunk in self._plan for spec in chunk)
+        held = bool(self._chunks)
+        return KeptWeights(self._version, tuple(self._chunks), num_bytes if held else 0)
+
+    def restore(self, path: str, version: str, digest: str) -> KeptWeights:
+        """Raises: RequestError: other weights lie there now, or none."""
+        update = WeightUpdate(DiskWeights(path), version)
+        new = read_source(update, self._checkpoint.specs, self._fetch, self._receive)
+        missing = self._checkpoint.specs.keys() - new.names
+        if missing:
+            raise RequestError(
+                f"{path} lacks {len(missing)} tensors, {min(missing)} among them",
+                field="source.path",
+            )
+        chunks, found = [], ""
+        for specs in self._plan:
+            chunk = self._make(specs, new, None)
+            found = _digest(found, chunk)
+            chunks.append(self._shelf.put(chunk))
+        if found != digest:
+            raise RequestError(
+                f"what lies in {path} has checksum {found}; version {version}, which was read "
+                f"from there, had {digest}",
+                field="source.path",
+            )
+        self._version, self._chunks, self._staged = version, chunks, None
+        return self.kept()
+
+    def stage(self, update: WeightUpdate, current: str) -> StagedWeights:
+        """Raises: RequestError."""
+        self._staged = None
+        started = time.perf_counter()
+        new = read_source(update, self._checkpoint.specs, self._fetch, self._receive)
+        if not new.names:
+            raise RequestError("holds no tensor", field="source")
+        received = time.perf_counter()
+        before = self._before(current)
+        if before is None:
+            self._refuse_a_part(new, update, current)
+        from_disk = isinstance(update.source, DiskWeights) and update.base_version is None
+        found_again = from_disk and new.names == self._checkpoint.specs.keys()
+        whole, digest, changed = [], "", []
+        for i, specs in enumerate(self._plan):
+            if new.names.isdisjoint(spec.name for spec in specs):
+                assert before is not None
+                whole.append(before(i))
+                continue
+            chunk = self._make(specs, new, None if before is None else before(i))
+            if found_again:
+                digest = _digest(digest, chunk)
+            whole.append(self._shelf.put(chunk))
+            changed.append(i)
+        self._staged = (update.version, whole)
+        return StagedWeights(
+            update.version,
+            tuple(whole[i] for i in changed),
+            None if before is None else tuple(before(i) for i in changed),
+            new.num_bytes,
+            {"receive": received - started, "stage": time.perf_counter() - received},
+            digest,
+        )
+
+    def _before(self, current: str) -> Callable[[int], Any] | None:
+        """Handles of the current version's chunks; None: they are not here any more."""
+        if current == self._version and self._chunks:
+            return self._chunks.__getitem__
+        if current != CHECKPOINT_VERSION:
+            return None
+        read: dict[int, Any] = {}
+
+        def from_checkpoint(i: int) -> Any:
+            if i not in read:
+                specs = self._plan[i]
+                tensors = {spec.name: self._checkpoint.read(spec.name) for spec in specs}
+                read[i] = self._shelf.put(make_chunk(specs, tensors))
+            return read[i]
+
+        return from_checkpoint
+
+    def _refuse_a_part(self, new: NewTensors, update: WeightUpdate, current: str) -> None:
+        missing = self._checkpoint.specs.keys() - new.names
+        if missing or update.base_version is not None:
+            raise RequestError(
+                f"the full copy of version {current} was lost with the process that held it, so "
+                "nothing can be built on it: send all tensors whole",
+                field="base_version" if update.base_version is not None else "source",
+            )
+
+    def _make(
+        self, specs: tuple[TensorSpec, ...], new: NewTensors, before: Any | None
+    ) -> WeightChunk:
+        """A chunk of ``new`` where that has something, else of the chunk ``before``."""
+        old: dict[str, torch.Tensor] = {}
+
+        def old_tensor(name: str) -> torch.Tensor:
+            if not old:
+                old.update(self._shelf.get(before).tensors())
+            return old[name]
+
+        tensors = {}
+        for spec in specs:
+            get_old = partial(old_tensor, spec.name)
+            there = spec.name in new.names
+            tensors[spec.name] = new.get(spec.name, get_old) if there else get_old()
+        return make_chunk(specs, tensors)
+
+    def commit(self, version: str) -> KeptWeights:
+        """Raises: UnavailableError: it was not staged here."""
+        if self._staged is None or self._staged[0] != version:
+            raise UnavailableError(f"version {version} is not staged any more; send it again")
+        self._version, self._chunks = self._staged
+        self._staged = None
+        return self.kept()
+
+    def drop(self) -> None:
+        self._staged = None
+
+    # A trainer's groups
+
+    def join_group(self, group: WeightsGroup) -> None:
+        """Raises: RequestError."""
+        check(group)
+        if group.name in self._groups:
+            raise RequestError(
+                f"a group {group.name!r} is there already; destroy it first", field="name"
+            )
+        self._groups[group.name] = JoinedGroup(group, group.rank_offset, self._timeout_s)
+
+    def leave_group(self, name: str) -> None:
+        """Raises: UnknownIdError."""
+        group = self._groups.pop(name, None)
+        if group is None:
+            raise UnknownIdError(
+                f"there is no group {name!r}; there are {sorted(self._groups) or 'none'}",
+                field="name",
+            )
+        group.close()
+
+    def _receive(self, source: GroupWeights) -> dict[str, torch.Tensor]:
+        group = self._groups.get(source.group)
+        if group is None:
+            raise RequestError(
+                f"there is no group {source.group!r}; there are {sorted(self._groups) or 'none'}; "
+                "init one",
+                field="source.group",
+            )
+        try:
+            return {
+                spec.name: group.broadcast(torch.empty(spec.shape, dtype=spec.torch_dtype))
+                for spec in map(TensorSpec, source.names, source.dtypes, source.shapes)
+            }
+        except RuntimeError as error:  # torch's: a peer has gone, or the bound has passed
+            self.leave_group(source.group)  # late messages would be taken for the next ones
+            raise RequestError(
+                f"the trainer's broadcasts broke off: {error}; the group was left, init it again",
+                field="source.group",
+            ) from error
+
+
+def _digest(so_far: str, chunk: WeightChunk) -> str:
+    """Of the chunks up to this one."""
+    after = int(so_far or "0", 16) * 31 + checksum(torch.from_numpy(chunk.buffer))
+    return f"{after % (1 << 64):016x}"
