@@ -63,15 +63,17 @@ class WeightUpdate:
             Tensors that are not named keep their values in either case.
         checksum: of the delta (``actors.sparse_delta`` says how), checked before it is applied;
             "" where there is none.
-        last: False: a part, and more of the same version follow. Parts are received, checked and
-            kept beside the weights that serve; the last one (which may have no tensors) loads
-            them all. A part of another version drops those that were kept.
+        first, last: an update that comes in parts has both only in the parts that they name. Parts
+            are received, checked and kept beside the weights that serve. The first one drops
+            what was kept of an earlier update; the last one loads them all, and its ``version``
+            counts. Either may have no tensors, and a ``GroupWeights`` then no group.
     """
 
     source: DiskWeights | ObjectWeights | GroupWeights
     version: str
     base_version: str | None = None
     checksum: str = ""
+    first: bool = True
     last: bool = True
 
 
@@ -100,6 +102,7 @@ class WeightStatus:
     failed_version, error: the last update that did not succeed since then, and why.
     seconds, received_bytes: of the last update that succeeded.
     copy_bytes: of the full copy that is kept outside the workers.
+    parts_version: as the newest part named it, while the last one has not come.
     """
 
     version: str
@@ -109,6 +112,7 @@ class WeightStatus:
     received_bytes: int = 0
     copy_bytes: int = 0
     phases_s: dict[str, float] = field(default_factory=dict)
+    parts_version: str = ""
 
 
 class PauseMode(StrEnum):
