@@ -28,8 +28,14 @@ with other content it is refused. Where `service.token_file` is set, requests wi
 `Authorization: Bearer TOKEN` get 401.
 
 The OpenAI, SGLang and vLLM dialects take more fields than they list, as long as the value changes
-nothing (`"presence_penalty": 0`); any other value is an error, and never ignored. Logprobs are
-those of the chosen tokens, after temperature and truncation; alternatives are not kept.
+nothing (`"presence_penalty": 0`); any other value is an error, and never ignored.
+
+Logprobs of a response are those after temperature and truncation, and alternatives are tokens that
+could have been drawn; logprobs of a prompt are those after temperature, so scoring a sequence says
+what decoding it without truncation said (bit for bit in exact mode). Routed experts come as one
+row per token of prompt and response but the last, from the forward that made the response; if a row
+is missing there is no array, and never a padded one. All of it is computed once, however often a
+sample moves, and costs nothing unless it is asked for.
 
 Where other servers go by the headers `X-Session-ID` and `X-data-parallel-rank`, this one decides
 itself who decodes what, and they change nothing. There is no session either: a worker keeps no
