@@ -10,19 +10,20 @@ dropped before anything else is staged.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from actors.checkpoint_files import open_checkpoint
-from actors.control_api import DiskWeights, GroupWeights, WeightsGroup, WeightUpdate
+from actors.control_api import DiskWeights, WeightUpdate
 from actors.migration import checksum
 from actors.weight_chunks import CHUNK_BYTES, TensorSpec, WeightChunk, make_chunk, plan_chunks
 from actors.weight_sources import Fetch, NewTensors, read_source
-from actors.weights_group import JoinedGroup, check
+from actors.weights_group import TrainerGroups
 from actors.weights_keeper import CHECKPOINT_VERSION, KeptWeights, StagedWeights
-from placement.errors import RequestError, UnavailableError, UnknownIdError
+from placement.errors import RequestError, UnavailableError
 
 
 class Shelf(Protocol):
@@ -37,7 +38,7 @@ class PublishedWeights:
     """Args:
     directory: of the checkpoint.
     fetch: what a reference in ``ObjectWeights`` stands for.
-    timeout_s: bound on a meeting with a trainer's group, and on each of its broadcasts.
+    groups: over which trainers broadcast.
 
     Raises:
         RequestError: the checkpoint has no safetensors files.
@@ -48,18 +49,18 @@ class PublishedWeights:
         directory: str,
         shelf: Shelf,
         fetch: Fetch,
-        timeout_s: float,
+        groups: TrainerGroups,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._shelf = shelf
         self._fetch = fetch
-        self._timeout_s = timeout_s
+        self._groups = groups
         self._checkpoint = open_checkpoint(directory, "model.path")
         self._plan = plan_chunks(self._checkpoint.specs.values(), chunk_bytes)
         self._version = CHECKPOINT_VERSION
         self._chunks: list[Any] = []
+        self._parts: NewTensors | None = None
         self._staged: tuple[str, list[Any]] | None = None
-        self._groups: dict[str, JoinedGroup] = {}
 
     def kept(self) -> KeptWeights:
         num_bytes = sum(spec.num_bytes for chunk in self._plan for spec in chunk)
@@ -69,7 +70,7 @@ class PublishedWeights:
     def restore(self, path: str, version: str, digest: str) -> KeptWeights:
         """Raises: RequestError: other weights lie there now, or none."""
         update = WeightUpdate(DiskWeights(path), version)
-        new = read_source(update, self._checkpoint.specs, self._fetch, self._receive)
+        new = self._read(update)
         missing = self._checkpoint.specs.keys() - new.names
         if missing:
             raise RequestError(
@@ -87,22 +88,48 @@ class PublishedWeights:
                 f"from there, had {digest}",
                 field="source.path",
             )
-        self._version, self._chunks, self._staged = version, chunks, None
+        self._version, self._chunks = version, chunks
+        self.drop()
         return self.kept()
 
+    def _read(self, update: WeightUpdate) -> NewTensors:
+        return read_source(update, self._checkpoint.specs, self._fetch, self._groups.receive)
+
     def stage(self, update: WeightUpdate, current: str) -> StagedWeights:
-        """Raises: RequestError."""
-        self._staged = None
+        """An update, or a part of one: with the last part all of them are staged.
+
+        Raises:
+            RequestError: it is wrong; earlier parts are kept.
+        """
+        if update.first:
+            self.drop()
+        elif self._parts is None:
+            raise RequestError(
+                f"no earlier part of version {update.version} is here; begin with a first one",
+                field="first",
+            )
         started = time.perf_counter()
-        new = read_source(update, self._checkpoint.specs, self._fetch, self._receive)
+        part = self._read(update)
+        new = part if self._parts is None else self._parts.followed_by(part)
+        received = time.perf_counter()
+        phases_s = {"receive": received - started}
+        if not update.last:
+            self._parts = new
+            return StagedWeights(update.version, (), (), part.num_bytes, phases_s)
         if not new.names:
             raise RequestError("holds no tensor", field="source")
-        received = time.perf_counter()
+        staged = self._stage_all(update, new, current)
+        self._parts = None
+        return replace(staged, phases_s={**phases_s, "stage": time.perf_counter() - received})
+
+    def _stage_all(self, update: WeightUpdate, new: NewTensors, current: str) -> StagedWeights:
         before = self._before(current)
         if before is None:
             self._refuse_a_part(new, update, current)
-        from_disk = isinstance(update.source, DiskWeights) and update.base_version is None
-        found_again = from_disk and new.names == self._checkpoint.specs.keys()
+        at_once_from_disk = (
+            isinstance(update.source, DiskWeights) and update.base_version is None and update.first
+        )
+        found_again = at_once_from_disk and new.names == self._checkpoint.specs.keys()
         whole, digest, changed = [], "", []
         for i, specs in enumerate(self._plan):
             if new.names.isdisjoint(spec.name for spec in specs):
@@ -120,7 +147,7 @@ class PublishedWeights:
             tuple(whole[i] for i in changed),
             None if before is None else tuple(before(i) for i in changed),
             new.num_bytes,
-            {"receive": received - started, "stage": time.perf_counter() - received},
+            {},
             digest,
         )
 
@@ -177,48 +204,7 @@ class PublishedWeights:
         return self.kept()
 
     def drop(self) -> None:
-        self._staged = None
-
-    # A trainer's groups
-
-    def join_group(self, group: WeightsGroup) -> None:
-        """Raises: RequestError."""
-        check(group)
-        if group.name in self._groups:
-            raise RequestError(
-                f"a group {group.name!r} is there already; destroy it first", field="name"
-            )
-        self._groups[group.name] = JoinedGroup(group, group.rank_offset, self._timeout_s)
-
-    def leave_group(self, name: str) -> None:
-        """Raises: UnknownIdError."""
-        group = self._groups.pop(name, None)
-        if group is None:
-            raise UnknownIdError(
-                f"there is no group {name!r}; there are {sorted(self._groups) or 'none'}",
-                field="name",
-            )
-        group.close()
-
-    def _receive(self, source: GroupWeights) -> dict[str, torch.Tensor]:
-        group = self._groups.get(source.group)
-        if group is None:
-            raise RequestError(
-                f"there is no group {source.group!r}; there are {sorted(self._groups) or 'none'}; "
-                "init one",
-                field="source.group",
-            )
-        try:
-            return {
-                spec.name: group.broadcast(torch.empty(spec.shape, dtype=spec.torch_dtype))
-                for spec in map(TensorSpec, source.names, source.dtypes, source.shapes)
-            }
-        except RuntimeError as error:  # torch's: a peer has gone, or the bound has passed
-            self.leave_group(source.group)  # late messages would be taken for the next ones
-            raise RequestError(
-                f"the trainer's broadcasts broke off: {error}; the group was left, init it again",
-                field="source.group",
-            ) from error
+        self._parts = self._staged = None
 
 
 def _digest(so_far: str, chunk: WeightChunk) -> str:

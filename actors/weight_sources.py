@@ -6,6 +6,7 @@ types and shapes before anything is made of them.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,18 @@ class NewTensors:
     num_bytes: int
     get: Callable[[str, Callable[[], torch.Tensor]], torch.Tensor]
 
+    def followed_by(self, later: "NewTensors") -> "NewTensors":
+        """Both, the later ones upon the earlier."""
+
+        def get(name: str, before: Callable[[], torch.Tensor]) -> torch.Tensor:
+            if name not in later.names:
+                return self.get(name, before)
+            there = name in self.names
+            return later.get(name, partial(self.get, name, before) if there else before)
+
+        names, num_bytes = self.names | later.names, self.num_bytes + later.num_bytes
+        return NewTensors(names, num_bytes, get)
+
 
 Fetch = Callable[[Any], Any]
 """A reference to an object -> the object."""
@@ -63,7 +76,7 @@ def read_source(
         tensors = _fetch_all(source, fetch, _as_tensors)
         return _whole(tensors, specs, "source.objects")
     _check_announced(source, specs, _check)
-    return _whole(receive(source), specs, "source.names")
+    return _whole(receive(source) if source.names else {}, specs, "source.names")
 
 
 def _read_delta(
@@ -76,7 +89,7 @@ def _read_delta(
     if isinstance(source, ObjectWeights):
         return _fetch_all(source, fetch, _as_delta)
     _check_announced(source, specs, _check_delta)
-    return sparse_delta.from_tensors(receive(source))
+    return sparse_delta.from_tensors(receive(source) if source.names else {})
 
 
 def _fetch_all(

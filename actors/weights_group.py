@@ -11,15 +11,16 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
-from actors.control_api import WeightsGroup
-from placement.errors import RequestError
+from actors.control_api import GroupWeights, WeightsGroup
+from actors.weight_chunks import TensorSpec
+from placement.errors import RequestError, UnknownIdError
 
 TRAINER_RANK = 0
 
 _BACKENDS = ("gloo", "nccl")
 
 
-def check(group: WeightsGroup) -> None:
+def _check(group: WeightsGroup) -> None:
     """Raises: RequestError."""
     if group.backend not in _BACKENDS:
         raise RequestError(f"is {group.backend!r}; use one of {_BACKENDS}", field="backend")
@@ -91,3 +92,54 @@ class JoinedGroup:
 
     def close(self) -> None:
         dist.destroy_process_group(self._group)
+
+
+class TrainerGroups:
+    """The groups that this process receives over.
+
+    Args:
+        timeout_s: bound on a meeting, and on each broadcast.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._groups: dict[str, JoinedGroup] = {}
+
+    def join(self, group: WeightsGroup) -> None:
+        """Raises: RequestError."""
+        _check(group)
+        if group.name in self._groups:
+            raise RequestError(
+                f"a group {group.name!r} is there already; destroy it first", field="name"
+            )
+        self._groups[group.name] = JoinedGroup(group, group.rank_offset, self._timeout_s)
+
+    def leave(self, name: str) -> None:
+        """Raises: UnknownIdError."""
+        group = self._groups.pop(name, None)
+        if group is None:
+            raise UnknownIdError(f"there is no group {name!r}; {self._known()}", field="name")
+        group.close()
+
+    def receive(self, source: GroupWeights) -> dict[str, torch.Tensor]:
+        """Raises: RequestError: there is no such group, or the trainer broke off."""
+        group = self._groups.get(source.group)
+        if group is None:
+            raise RequestError(
+                f"there is no group {source.group!r}; {self._known()}; init one",
+                field="source.group",
+            )
+        try:
+            return {
+                spec.name: group.broadcast(torch.empty(spec.shape, dtype=spec.torch_dtype))
+                for spec in map(TensorSpec, source.names, source.dtypes, source.shapes)
+            }
+        except RuntimeError as error:  # torch's: a peer has gone, or the bound has passed
+            self.leave(source.group)  # late messages would be taken for the next ones
+            raise RequestError(
+                f"the trainer's broadcasts broke off: {error}; the group was left, init it again",
+                field="source.group",
+            ) from error
+
+    def _known(self) -> str:
+        return f"there are {sorted(self._groups)}" if self._groups else "there are none"

@@ -21,6 +21,7 @@ from actors.control_api import (
 )
 from actors.published_weights import PublishedWeights
 from actors.weight_chunks import WeightChunk
+from actors.weights_group import TrainerGroups
 from placement.errors import RequestError, UnavailableError, UnknownIdError
 from tests.unit import trainer
 
@@ -53,6 +54,7 @@ def _tensors(seed: int) -> Tensors:
     return tensors
 
 
+GROUPS = TrainerGroups(timeout_s=15.0)
 OLD, NEW = _tensors(0), _tensors(1)
 EXPERT = "layers.0.mlp.experts.1.gate.weight"
 
@@ -71,7 +73,7 @@ def keeper(tmp_path: Path) -> PublishedWeights:
 
 
 def _keeper(checkpoint: str) -> PublishedWeights:
-    return PublishedWeights(checkpoint, ListShelf(), lambda ref: ref, 15.0, CHUNK_BYTES)
+    return PublishedWeights(checkpoint, ListShelf(), lambda ref: ref, GROUPS, CHUNK_BYTES)
 
 
 def _held(keeper: PublishedWeights) -> Tensors:
@@ -179,13 +181,13 @@ def test_a_trainer_in_another_process_broadcasts_whole_tensors_or_a_delta(
     sent = sparse_delta.to_tensors(sparse_delta.make_delta(OLD, NEW)) if as_delta else NEW
     save_file(sent, tmp_path / "sent.safetensors")
     with trainer.broadcasting(port, tmp_path / "sent.safetensors"):
-        keeper.join_group(trainer.group_at(port))
+        GROUPS.join(trainer.group_at(port))
         update = WeightUpdate(_announced(sent), "1", "0" if as_delta else None)
         _commit(keeper, update)
     assert _same(_held(keeper), NEW)
-    keeper.leave_group("weights")
+    GROUPS.leave("weights")
     with pytest.raises(UnknownIdError, match="there is no group 'weights'; there are none"):
-        keeper.leave_group("weights")
+        GROUPS.leave("weights")
 
 
 def test_a_trainer_that_dies_while_it_broadcasts_costs_the_update_alone(
@@ -193,7 +195,7 @@ def test_a_trainer_that_dies_while_it_broadcasts_costs_the_update_alone(
 ) -> None:
     save_file(NEW, tmp_path / "sent.safetensors")
     with trainer.broadcasting(port, tmp_path / "sent.safetensors", die_after=2):
-        keeper.join_group(trainer.group_at(port))
+        GROUPS.join(trainer.group_at(port))
         with pytest.raises(RequestError, match=r"broke off.*init it again") as refused:
             keeper.stage(WeightUpdate(_announced(NEW), "1"), "0")
     assert refused.value.field == "source.group"
@@ -201,13 +203,9 @@ def test_a_trainer_that_dies_while_it_broadcasts_costs_the_update_alone(
     assert _same(_held(keeper), NEW)
 
 
-def test_a_trainer_that_does_not_come_is_waited_for_within_the_bound(
-    tmp_path: Path, port: int
-) -> None:
-    checkpoint = _write(tmp_path / "checkpoint", OLD)
-    keeper = PublishedWeights(checkpoint, ListShelf(), lambda ref: ref, 1.0, CHUNK_BYTES)
+def test_a_trainer_that_does_not_come_is_waited_for_within_the_bound(port: int) -> None:
     with pytest.raises(RequestError, match=r"did not meet at tcp://127.0.0.1:.* within 1 s"):
-        keeper.join_group(trainer.group_at(port))
+        TrainerGroups(timeout_s=1.0).join(trainer.group_at(port))
 
 
 @pytest.mark.parametrize(
@@ -227,12 +225,10 @@ def test_a_trainer_that_does_not_come_is_waited_for_within_the_bound(
         ),
     ],
 )
-def test_a_group_that_cannot_be_is_refused_at_once(
-    keeper: PublishedWeights, wrong: dict[str, Any], field: str
-) -> None:
+def test_a_group_that_cannot_be_is_refused_at_once(wrong: dict[str, Any], field: str) -> None:
     right = {"name": "g", "host": "127.0.0.1", "port": 29500, "rank_offset": 1, "world_size": 2}
     with pytest.raises(RequestError) as refused:
-        keeper.join_group(WeightsGroup(**{"backend": "gloo", **right, **wrong}))
+        GROUPS.join(WeightsGroup(**{"backend": "gloo", **right, **wrong}))
     assert refused.value.field == field
 
 
@@ -353,3 +349,37 @@ def test_a_part_that_came_from_disk_cannot_be_read_again_as_the_whole(
 ) -> None:
     path = _write(tmp_path / "part", {n: NEW[n] for n in list(NEW)[:4]})
     assert keeper.stage(WeightUpdate(DiskWeights(path), "1"), "0").source_digest == ""
+
+
+def _part(tensors: Any, version: str = "1", **place: Any) -> WeightUpdate:
+    return WeightUpdate(ObjectWeights((tensors,)), version, **place)
+
+
+def test_parts_are_kept_and_staged_together_with_the_last_one(keeper: PublishedWeights) -> None:
+    names = sorted(NEW)
+    keeper.stage(_part({}, "begin", last=False), "0")
+    for name in names[:-1]:
+        kept = keeper.stage(_part({name: NEW[name]}, first=False, last=False), "0")
+        assert kept.received_bytes == NEW[name].nbytes
+    changed = sparse_delta.make_delta(NEW, {**NEW, names[0]: OLD[names[0]]})
+    keeper.stage(_part(changed, first=False, last=False, base_version="0"), "0")
+    with pytest.raises(RequestError, match="x is not a tensor"):
+        keeper.stage(_part({"x": NEW[names[0]]}, first=False), "0")
+    keeper.stage(_part({names[-1]: NEW[names[-1]]}, "7", first=False), "0")
+    assert keeper.commit("7").version == "7"
+    assert _same(_held(keeper), {**NEW, names[0]: OLD[names[0]]})
+
+
+def test_a_first_part_drops_those_of_an_earlier_update(keeper: PublishedWeights) -> None:
+    keeper.stage(_part({"norm.weight": NEW["norm.weight"]}, last=False), "0")
+    _commit(keeper, _part({EXPERT: NEW[EXPERT]}))
+    assert _same(_held(keeper), {**OLD, EXPERT: NEW[EXPERT]})
+
+
+def test_a_later_part_without_a_first_one_is_refused(keeper: PublishedWeights) -> None:
+    with pytest.raises(RequestError, match="begin with a first one") as refused:
+        keeper.stage(_part({EXPERT: NEW[EXPERT]}, first=False), "0")
+    assert refused.value.field == "first"
+    keeper.stage(_part({}, last=False), "0")
+    with pytest.raises(RequestError, match="holds no tensor"):
+        keeper.stage(_part({}, first=False), "0")
