@@ -10,6 +10,7 @@ from typing import Any
 
 from actors.rollout_api import OperationStatus, ReleasedSlot, SampleResult
 from deploy.demo.records import BorrowedSlot, DemoRecords, Machine, Replay
+from deploy.report.figures import RolloutFigures, figures_from, ratio
 from placement.membership import Phase
 
 CAVEAT = (
@@ -24,23 +25,6 @@ ORACLE = (
 
 SampleKey = tuple[int, int]
 """(prompt index, sample index): the same sample in two rollouts."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayFigures:
-    """One replay in numbers. "Occupied" counts every slot leased, idle or not."""
-
-    strategy: str
-    makespan_s: float
-    response_tokens: int
-    steps: int
-    occupied_worker_s: float
-    freed_worker_s: float
-    used_worker_s: float
-    occupied_worker_steps: int
-    tokens_per_occupied_worker_s: float
-    tokens_per_occupied_worker_step: float
-    throughput_tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +101,8 @@ class DemoReport:
     machine: Machine
     trace_sha256: str
     short: bool
-    static: ReplayFigures
-    elastic: ReplayFigures
+    static: RolloutFigures
+    elastic: RolloutFigures
     worker_step_ratio: float
     worker_s_ratio: float
     steps_ratio: float
@@ -162,15 +146,15 @@ def make_report(records: DemoRecords) -> DemoReport:
         short=records.short,
         static=static_figures,
         elastic=elastic_figures,
-        worker_step_ratio=_ratio(
+        worker_step_ratio=ratio(
             elastic_figures.tokens_per_occupied_worker_step,
             static_figures.tokens_per_occupied_worker_step,
         ),
-        worker_s_ratio=_ratio(
+        worker_s_ratio=ratio(
             elastic_figures.tokens_per_occupied_worker_s,
             static_figures.tokens_per_occupied_worker_s,
         ),
-        steps_ratio=_ratio(elastic_figures.steps, static_figures.steps),
+        steps_ratio=ratio(elastic_figures.steps, static_figures.steps),
         median_steps_error_ratio=_median_error(changes),
         comparison=compare(records.static, elastic),
         moved_samples=sum(len(arrived.result.worker_ids) > 1 for arrived in elastic.samples),
@@ -189,20 +173,17 @@ def make_report(records: DemoRecords) -> DemoReport:
     )
 
 
-def figures_of(replay: Replay) -> ReplayFigures:
-    usage, tokens = replay.status.usage, replay.status.response_tokens
-    return ReplayFigures(
-        strategy=replay.status.strategy,
+def figures_of(replay: Replay) -> RolloutFigures:
+    usage = replay.status.usage
+    return figures_from(
+        replay.status.strategy,
         makespan_s=usage.span_s,
-        response_tokens=tokens,
+        response_tokens=replay.status.response_tokens,
         steps=usage.steps,
         occupied_worker_s=usage.occupied_worker_s,
         freed_worker_s=usage.freed_worker_s,
         used_worker_s=usage.used_worker_s,
         occupied_worker_steps=usage.occupied_worker_steps,
-        tokens_per_occupied_worker_s=_ratio(tokens, usage.occupied_worker_s),
-        tokens_per_occupied_worker_step=_ratio(tokens, usage.occupied_worker_steps),
-        throughput_tokens_per_s=_ratio(tokens, usage.span_s),
     )
 
 
@@ -310,8 +291,3 @@ def _median_error(changes: tuple[Reconfiguration, ...]) -> float | None:
 
 def _median_ms(steps_s: tuple[float, ...]) -> float | None:
     return median(steps_s) * 1e3 if steps_s else None
-
-
-def _ratio(value: float, over: float) -> float:
-    """0 where nothing was measured: the promises then name what is missing."""
-    return value / over if over else 0.0

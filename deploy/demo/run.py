@@ -1,7 +1,6 @@
 """The demo from its start to its end: set the stage, perform, judge, show."""
 
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,19 +11,22 @@ from actors.settings import GroupSettings, ModelSettings, PlanningSettings
 from deploy.config import FlexFloorConfig
 from deploy.demo.acts import perform
 from deploy.demo.machine import gpu_names
-from deploy.demo.picture import draw
 from deploy.demo.plan import NUM_SLOTS, DemoPlan, plan_demo
 from deploy.demo.progress import Progress
 from deploy.demo.promises import judge
 from deploy.demo.report import DemoReport
 from deploy.demo.stage import free_port, set_stage
 from deploy.demo.summary import print_summary
+from deploy.demo.timeline import timelines_of
 from deploy.demo.trace import PAST_PATH, PAST_SHA256, load_trace
 from deploy.demo.workload import Workload, kv_memory_bytes, read_model_config
 from deploy.make_model import make_model
+from deploy.report.picture import draw
+from deploy.report.written import write_json
 from service.settings import ServiceSettings
 
-PICTURE_NAME, MODEL_NAME, BORROWER_LOG_NAME = "demo.png", "model", "borrower.log"
+PICTURE_NAME, TIMELINE_NAME = "demo.png", "demo_timeline.json"
+MODEL_NAME, BORROWER_LOG_NAME = "model", "borrower.log"
 HISTORY_NAME = "length_history.json"
 REPLAN_STEPS = 8
 """The demo's responses are a hundred times shorter than what they stand for."""
@@ -68,12 +70,13 @@ def run_demo(
             )
             progress.phase("shutting everything down")
     report = judge(replace(records, known_lengths=known_lengths))
-    draw(records, out_dir / PICTURE_NAME)
+    timelines = timelines_of(records)
+    draw(timelines, out_dir / PICTURE_NAME)
+    write_json(timelines.to_json(), out_dir / TIMELINE_NAME)
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n")
+        write_json(report.to_json(), json_path)
     print_summary(report, console)
-    console.print(f"picture: {out_dir / PICTURE_NAME}")
+    console.print(f"picture: {out_dir / PICTURE_NAME}, its numbers: {out_dir / TIMELINE_NAME}")
     return report
 
 

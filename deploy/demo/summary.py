@@ -3,25 +3,20 @@
 from rich.console import Console
 from rich.table import Table
 
-from deploy.demo.report import DemoReport, Reconfiguration, ReplayFigures
-
-ROWS: tuple[tuple[str, str, str], ...] = (
-    ("tokens per occupied worker-step", "tokens_per_occupied_worker_step", ".2f"),
-    ("tokens per occupied worker-second", "tokens_per_occupied_worker_s", ".1f"),
-    ("throughput, tokens/s", "throughput_tokens_per_s", ".1f"),
-    ("makespan, s", "makespan_s", ".1f"),
-    ("response tokens", "response_tokens", "d"),
-    ("lockstep steps", "steps", "d"),
-    ("occupied worker-steps", "occupied_worker_steps", "d"),
-    ("occupied worker-seconds", "occupied_worker_s", ".1f"),
-    ("freed worker-seconds", "freed_worker_s", ".1f"),
-    ("of them used by the other job", "used_worker_s", ".1f"),
-)
+from deploy.demo.report import DemoReport, Reconfiguration
+from deploy.report.table import ROWS, USED_ROW, compare_figures, steps_cell
 
 
 def print_summary(report: DemoReport, console: Console) -> None:
     """Both replays side by side, the changes of the group, the promises."""
-    console.print(_replays(report))
+    console.print(
+        compare_figures(
+            "The same samples, twice",
+            ("static", "elastic"),
+            (report.static, report.elastic),
+            (*ROWS, USED_ROW),
+        )
+    )
     console.print(_changes(report))
     if report.median_steps_error_ratio is not None:
         console.print(
@@ -50,22 +45,6 @@ def print_summary(report: DemoReport, console: Console) -> None:
         console.print(f"[red]broken promise:[/red] {promise}", highlight=False)
     if not report.broken_promises:
         console.print("Every promise held.")
-
-
-def _replays(report: DemoReport) -> Table:
-    table = Table(title="The same samples, twice")
-    for column in ("", "static", "elastic", "elastic / static"):
-        table.add_column(column, justify="left" if not column else "right")
-    for title, field, layout in ROWS:
-        static, elastic = _value(report.static, field), _value(report.elastic, field)
-        ratio = f"{elastic / static:.2f}" if static else "-"
-        table.add_row(title, format(static, layout), format(elastic, layout), ratio)
-    return table
-
-
-def _value(figures: ReplayFigures, field: str) -> float:
-    value: float = getattr(figures, field)
-    return value
 
 
 def _changes(report: DemoReport) -> Table:
@@ -101,13 +80,6 @@ def _change_row(change: Reconfiguration) -> tuple[str, ...]:
         f"{change.gap_ms:.0f}",
         str(change.moved_samples),
         " ".join(map(str, change.experts_per_worker)),
-        _steps(change),
+        steps_cell(change.predicted_steps, change.measured_steps),
         borrowed or "-",
     )
-
-
-def _steps(change: Reconfiguration) -> str:
-    if change.predicted_steps is None or change.measured_steps is None:
-        return "-"
-    error = "" if change.steps_error_ratio is None else f" ({change.steps_error_ratio:+.0%})"
-    return f"{change.predicted_steps:.0f}, {change.measured_steps}{error}"

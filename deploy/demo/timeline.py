@@ -1,34 +1,60 @@
-"""Who was on which slot, when: the lanes of the demo's picture. Pure.
+"""From the demo's records to timelines: who was on which slot, when. Pure.
 
 Snapshots say what a worker was doing, operations when it reconfigured, releases and the other
 job's records what happened to the slot when no worker was on it.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
-from enum import StrEnum
 
-from deploy.demo.records import BorrowedSlot, Replay
+from actors.rollout_api import OperationStatus
+from deploy.demo.records import BorrowedSlot, DemoRecords, Replay
+from deploy.demo.report import CAVEAT, figures_of
+from deploy.report.timeline import (
+    Activity,
+    GroupChange,
+    Origin,
+    RolloutTimeline,
+    Span,
+    Timelines,
+    in_drawing_order,
+)
 from placement.ids import WorkerId
 
 
-class Activity(StrEnum):
-    """What a slot is used for. Later ones are drawn over earlier ones."""
+def timelines_of(records: DemoRecords) -> Timelines:
+    """Static above elastic."""
+    return Timelines(
+        Origin.MEASURED,
+        CAVEAT,
+        (
+            _timeline("static", records.static, ()),
+            _timeline("elastic", records.elastic, records.borrowed),
+        ),
+    )
 
-    FREED = "freed"
-    IDLE = "leased, idle"
-    DECODING = "decoding"
-    RECONFIGURING = "reconfiguring"
-    BORROWED = "used by the other job"
+
+def _timeline(name: str, replay: Replay, borrowed: tuple[BorrowedSlot, ...]) -> RolloutTimeline:
+    return RolloutTimeline(
+        name=name,
+        figures=figures_of(replay),
+        slots=slot_lanes(replay, borrowed),
+        active_samples=active_samples(replay),
+        changes=tuple(_change(op, replay) for op in replay.operations),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Seconds since the rollout was accepted."""
-
-    activity: Activity
-    start_s: float
-    end_s: float
+def _change(op: OperationStatus, replay: Replay) -> GroupChange:
+    return GroupChange(
+        at_s=op.started_at - replay.started_at,
+        ended_s=(op.ended_at or replay.ended_at) - replay.started_at,
+        workers_from=len(op.old_members),
+        workers_to=len(op.new_members),
+        reason=op.reason,
+        explanation=op.explanation,
+        moved_samples=len(op.moved_samples),
+        predicted_steps=op.predicted.steps_with if op.predicted else None,
+        measured_steps=op.measured_steps,
+    )
 
 
 def slot_lanes(replay: Replay, borrowed: tuple[BorrowedSlot, ...]) -> dict[str, tuple[Span, ...]]:
@@ -57,16 +83,7 @@ def slot_lanes(replay: Replay, borrowed: tuple[BorrowedSlot, ...]) -> dict[str, 
         lanes[slot_record.slot].append(
             _clipped(Activity.BORROWED, slot_record.started_at, slot_record.returned_at, replay)
         )
-    order = list(Activity)
-    return {
-        slot: tuple(
-            sorted(
-                (span for span in spans if span.end_s > span.start_s),
-                key=lambda span: (order.index(span.activity), span.start_s),
-            )
-        )
-        for slot, spans in sorted(lanes.items())
-    }
+    return {slot: in_drawing_order(spans) for slot, spans in sorted(lanes.items())}
 
 
 def active_samples(replay: Replay) -> tuple[tuple[float, int], ...]:

@@ -1,6 +1,5 @@
 """``flexfloor simulate``: one scenario, our rules against every baseline."""
 
-import json
 import os
 from enum import StrEnum
 from pathlib import Path
@@ -10,11 +9,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from deploy.report.picture import draw
+from deploy.report.table import compare_figures, steps_cell
+from deploy.report.timeline import Timelines
+from deploy.report.written import write_json
 from deploy.simulation.comparison import Task, baseline_tasks, compare, run_all
 from deploy.simulation.scenario import load_scenario
+from deploy.simulation.timeline import simulate_timelines
 from placement.simulate.contest import Entrant, Terms
 
 MOST_PROCESSES = 8
+TIMELINE_NAME, PICTURE_NAME = "timeline.json", "timeline.png"
 
 
 class PolicyName(StrEnum):
@@ -44,6 +49,10 @@ def simulate_command(
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the comparison to this file.")
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="Write who was on which slot, when, to this folder: chunk above ours."),
+    ] = None,
 ) -> None:
     """Compare a policy with every baseline in virtual time. Nothing here is measured."""
     chosen = load_scenario(scenario)
@@ -64,9 +73,11 @@ def simulate_command(
     processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)), len(tasks))
     compared = compare(chosen, all_seeds, terms.v, ours, oracle, run_all(tasks, processes))
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(compared, indent=1) + "\n")
+        write_json(compared, json_path)
     _show(compared, policy)
+    if timeline is not None:
+        chunk = Task(chosen, all_seeds[0], Entrant.CHUNK, Terms())
+        _show_timelines(simulate_timelines(chosen, (chunk, ours(all_seeds[0]))), timeline)
 
 
 def _show(compared: dict[str, Any], policy: PolicyName) -> None:
@@ -84,6 +95,31 @@ def _show(compared: dict[str, Any], policy: PolicyName) -> None:
             label, *(_text(bound[f"{whose}{f}_share"]) for f in ("throughput", "efficiency"))
         )
     Console().print(table)
+
+
+def _show_timelines(timelines: Timelines, folder: Path) -> None:
+    """Also as files: the numbers, and a picture of them."""
+    static, elastic = timelines.rollouts
+    write_json(timelines.to_json(), folder / TIMELINE_NAME)
+    draw(timelines, folder / PICTURE_NAME)
+    console = Console()
+    title = f"SIMULATED: {timelines.note}"
+    names, figures = (static.name, elastic.name), (static.figures, elastic.figures)
+    console.print(compare_figures(title, names, figures))
+    table = Table(title=f"Changes of the group, {elastic.name}: simulated", title_justify="left")
+    for column in ("at s", "took s", "workers", "reason", "moved", "steps left"):
+        table.add_column(column, justify="right")
+    for change in elastic.changes:
+        table.add_row(
+            f"{change.at_s:.0f}",
+            f"{change.ended_s - change.at_s:.1f}",
+            f"{change.workers_from} -> {change.workers_to}",
+            change.reason,
+            str(change.moved_samples),
+            steps_cell(change.predicted_steps, change.measured_steps),
+        )
+    console.print(table)
+    console.print(f"picture: {folder / PICTURE_NAME}, its numbers: {folder / TIMELINE_NAME}")
 
 
 def _text(spread: dict[str, float]) -> str:

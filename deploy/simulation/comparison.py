@@ -14,6 +14,7 @@ from typing import Any
 from deploy.simulation.scenario import Scenario
 from placement.simulate.bound import Bound, bound_of
 from placement.simulate.contest import Entrant, Terms, play, static_widths
+from placement.simulate.history import History
 from placement.simulate.outcome import Outcome, WidthChange
 
 Ratios = dict[str, float]
@@ -70,8 +71,22 @@ class Figures:
 
 
 def run_task(task: Task) -> Figures:
-    cluster, workload = task.scenario.cluster(), task.scenario.workload(task.seed)
-    return Figures.of(play(cluster, workload, task.entrant, task.terms))
+    return Figures.of(play_task(task))
+
+
+def play_task(task: Task, history: History | None = None) -> Outcome:
+    """Args:
+    history: is told what happens on each slot.
+    """
+    scenario = task.scenario
+    return play(
+        scenario.cluster(),
+        scenario.workload(task.seed),
+        task.entrant,
+        task.terms,
+        misfortunes=scenario.misfortunes.simulated(),
+        history=history,
+    )
 
 
 def run_all(tasks: Iterable[Task], processes: int) -> dict[Task, Figures]:

@@ -1,16 +1,16 @@
-"""A scenario file: model, hardware, batch, trace and limits of a simulated rollout."""
+"""A scenario file: model, hardware, batch, trace, limits and misfortunes of a simulated rollout."""
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deploy.simulation.traces import read_groups, read_production
 from placement.errors import ConfigError
 from placement.hardware import GPUS, MODELS, Deployment
-from placement.simulate.cluster import SimulatedCluster, cluster_of
+from placement.simulate.cluster import Misfortunes, SimulatedCluster, cluster_of
 from placement.simulate.workload import Workload, resample, synthetic_prompts
 
 SCENARIOS = Path(__file__).parents[2] / "benchmarks" / "scenarios"
@@ -52,6 +52,42 @@ class GpuName(StrEnum):
     B200 = "B200"
 
 
+class SlowSlot(_Record):
+    """Every step that the worker of this slot takes part in takes so many times as long."""
+
+    slot: int = Field(ge=0)
+    factor: float = Field(ge=1)
+
+
+class LateSlot(_Record):
+    """The lease of this slot is granted only then."""
+
+    slot: int = Field(ge=0)
+    until_s: float = Field(gt=0)
+
+
+class PlannedMisfortunes(_Record):
+    """What goes wrong, for whoever takes part. Slots count from 0; times are virtual.
+
+    Attributes:
+        deaths_s: when a member dies: the group is founded again and everything recomputed.
+        restart_s: from a death to the new group.
+    """
+
+    slow: tuple[SlowSlot, ...] = ()
+    late: tuple[LateSlot, ...] = ()
+    deaths_s: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    restart_s: float = Field(60.0, ge=0)
+
+    def simulated(self) -> Misfortunes:
+        return Misfortunes(
+            slow={entry.slot: entry.factor for entry in self.slow},
+            late_s={entry.slot: entry.until_s for entry in self.late},
+            deaths_s=self.deaths_s,
+            restart_s=self.restart_s,
+        )
+
+
 class Scenario(_Record):
     """``v`` is the price at which the scenario's ratios are published."""
 
@@ -67,6 +103,18 @@ class Scenario(_Record):
     max_response_tokens: int = Field(32768, ge=1)
     trace: Trace
     v: float = Field(0.5, ge=0, le=1)
+    misfortunes: PlannedMisfortunes = PlannedMisfortunes()
+
+    @model_validator(mode="after")
+    def _slots_are_there(self) -> Self:
+        for kind in ("slow", "late"):
+            slots = [entry.slot for entry in getattr(self.misfortunes, kind)]
+            if len(set(slots)) < len(slots) or max(slots, default=0) >= self.workers:
+                raise ValueError(
+                    f"misfortunes.{kind} names the slots {slots}; name each once, between 0 and "
+                    f"{self.workers - 1}"
+                )
+        return self
 
     def cluster(self) -> SimulatedCluster:
         deployment = Deployment(

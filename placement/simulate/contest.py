@@ -10,11 +10,12 @@ from placement.planner import PlannerSettings, ReleasePlanner
 from placement.release import decide_width
 from placement.reserve import Reserve, ReserveTuner
 from placement.simulate.baselines import Baseline, HalfOnce, IdleRelease, Placement
-from placement.simulate.cluster import SimulatedCluster
+from placement.simulate.cluster import Misfortunes, SimulatedCluster
 from placement.simulate.foresight import Foresight, PredictedLengths, TrueLengths
+from placement.simulate.history import History
 from placement.simulate.outcome import Outcome
 from placement.simulate.policy import LivePolicy, Policy
-from placement.simulate.rollout import simulate
+from placement.simulate.rollout import NO_MISFORTUNES, simulate
 from placement.simulate.workload import Workload
 
 
@@ -52,14 +53,18 @@ def play(
     entrant: Entrant,
     terms: Terms,
     believed: SimulatedCluster | None = None,
+    misfortunes: Misfortunes = NO_MISFORTUNES,
+    history: History | None = None,
 ) -> Outcome:
     """One rollout.
 
     Args:
         believed: what our rules take the cluster's costs for, if they are wrong about them.
+        history: is told what happens on each slot.
     """
     policy = policy_of(entrant, believed or cluster, terms)
-    return simulate(cluster, workload, policy, _foresight_of(entrant, workload, terms))
+    foresight = _foresight_of(entrant, workload, terms)
+    return simulate(cluster, workload, policy, foresight, misfortunes, history)
 
 
 def policy_of(entrant: Entrant, cluster: SimulatedCluster, terms: Terms) -> Policy:

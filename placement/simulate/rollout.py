@@ -10,6 +10,7 @@ old group is occupied: nothing is hidden behind decoding.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from placement.ids import WorkerId
 from placement.simulate.cluster import Misfortunes, SimulatedCluster
 from placement.simulate.foresight import Foresight
 from placement.simulate.group import SimulatedGroup
+from placement.simulate.history import History
 from placement.simulate.outcome import Outcome, WidthChange
 from placement.simulate.policy import Beliefs, Moment, Orders, Policy
 from placement.simulate.samples import QUEUED, SampleStates, Stretch, look_ahead, take
@@ -39,11 +41,16 @@ def simulate(
     policy: Policy,
     foresight: Foresight,
     misfortunes: Misfortunes = NO_MISFORTUNES,
+    history: History | None = None,
 ) -> Outcome:
-    """Raises:
-    PlanError: the policy leaves samples waiting with nobody decoding, or breaks an invariant.
+    """Args:
+        history: is told what happens on each slot.
+
+    Raises:
+        PlanError: the policy leaves samples waiting with nobody decoding, or breaks an invariant;
+            or too few leases are there at the start.
     """
-    return _Rollout(cluster, workload, policy, foresight, misfortunes).run()
+    return _Rollout(cluster, workload, policy, foresight, misfortunes, history).run()
 
 
 class _Rollout:
@@ -54,7 +61,9 @@ class _Rollout:
         policy: Policy,
         foresight: Foresight,
         misfortunes: Misfortunes,
+        history: History | None,
     ) -> None:
+        self._history = history
         self._cluster, self._workload, self._policy = cluster, workload, policy
         self._foresight, self._misfortunes = foresight, misfortunes
         self._floor = cluster.floor(workload.max_context_tokens)
@@ -68,6 +77,12 @@ class _Rollout:
             )
         self._late = sorted((at_s, slot) for slot, at_s in misfortunes.late_s.items())
         there = [slot for slot in range(width) if slot not in misfortunes.late_s]
+        if len(there) < self._floor:
+            raise PlanError(
+                f"leaves {len(there)} workers at the start, and the floor is {self._floor}; let "
+                "fewer leases come late",
+                field="misfortunes.late",
+            )
         self._deaths = sorted(misfortunes.deaths_s)
         self._group = SimulatedGroup(there, cluster.num_workers, cluster.num_experts, 0.0)
         self._now_s = 0.0
@@ -106,7 +121,7 @@ class _Rollout:
             num_moves=self._moves,
             restarts=self._restarts,
             unplaced=self._unplaced,
-            changes=tuple(self._changes),
+            changes=tuple(replace(c, steps_after=self._steps - c.step) for c in self._changes),
             occupations=occupations,
         )
 
@@ -153,6 +168,10 @@ class _Rollout:
         self._move(orders, prefill)
         self._check_memory()
         took_s = max(prefill.values()) * cluster.prefill_token_s
+        if self._history is not None and took_s:
+            with_samples = set(states.worker_N[states.running()].tolist())
+            slots = [self._group.slot_of[w] for w in self._group.members if w in with_samples]
+            self._history.prefilled(self._now_s, self._now_s + took_s, slots)
         self._prefill_s += took_s
         self._now_s += took_s
 
@@ -287,6 +306,11 @@ class _Rollout:
         step_J = slowest * self._cluster.step_time.steps_s(
             width, stretch.batch_WJ.mean(axis=0), stretch.context_WJ.max(axis=0)
         )
+        if self._history is not None:
+            ended = stretch.ended
+            left = self._workload.response_tokens_N[ended] - self._states.generated_N[ended]
+            slots = [self._group.slot_of[w] for w in self._group.members]
+            self._history.decoded(self._now_s, slots, stretch.batch_WJ, step_J, left)
         take(self._states, stretch)
         for sample in stretch.ended.tolist():
             self._foresight.observe(sample, int(self._workload.response_tokens_N[sample]))

@@ -1,7 +1,9 @@
+import json
 from pathlib import Path
 
-from deploy.demo.picture import draw
-from deploy.demo.timeline import Activity, Span, active_samples, slot_lanes
+from deploy.demo.timeline import active_samples, slot_lanes, timelines_of
+from deploy.report.picture import draw
+from deploy.report.timeline import Activity, Span
 from tests.unit.demo_records import LENGTHS, good_records
 
 
@@ -45,7 +47,14 @@ def test_the_last_sample_leaves_no_active_one() -> None:
     assert points[-1] == (float(max(LENGTHS)), 0)
 
 
-def test_the_picture_is_a_png(tmp_path: Path) -> None:
+def test_the_picture_is_a_png_and_its_numbers_are_strict_json(tmp_path: Path) -> None:
     path = tmp_path / "demo.png"
-    draw(good_records(), path)
+    timelines = timelines_of(good_records())
+    draw(timelines, path)
     assert path.read_bytes().startswith(b"\x89PNG")
+    plain = json.loads(json.dumps(timelines.to_json(), allow_nan=False))
+    assert plain["origin"] == "measured"
+    assert [rollout["name"] for rollout in plain["rollouts"]] == ["static", "elastic"]
+    change = plain["rollouts"][1]["changes"][0]
+    assert (change["workers_from"], change["workers_to"], change["at_s"]) == (4, 3, 10)
+    assert (change["predicted_steps"], change["measured_steps"]) == (45, 50)

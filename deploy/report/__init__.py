@@ -1,0 +1,1 @@
+"""What is shown of rollouts, measured or simulated: figures, timeline, picture, table."""
