@@ -14,6 +14,7 @@ from deploy.report.timeline import Activity, RolloutTimeline
 from deploy.simulation.timeline import timeline_of
 from placement.dispatch import plan_dispatch
 from placement.release import decide_width
+from placement.simulate.baselines import Baseline, Placement
 from placement.simulate.cluster import Misfortunes
 from placement.simulate.foresight import PredictedLengths
 from placement.simulate.history import History
@@ -99,11 +100,13 @@ def test_a_change_is_shown_with_the_steps_that_came_after_it() -> None:
 
 
 def test_a_worker_that_has_run_empty_is_idle_and_not_decoding() -> None:
-    outcome, timeline = _shown()
-    idle_s = _seconds(timeline, Activity.IDLE)
-    # Changes of the group hold everybody up, and are idle time under their bar.
-    least_s = outcome.idle_worker_s
-    assert least_s <= idle_s <= least_s + 4 * (outcome.changing_s + outcome.prefill_s) + 1e-6
+    # A fixed group with room for all: idle is only who has run empty.
+    work, history = workload(100, limit=2000), History()
+    policy = Baseline("static", Placement.ROUND_ROBIN)
+    outcome = simulate(cluster(), work, policy, PredictedLengths(work), history=history)
+    assert outcome.idle_worker_s > 0.05 * outcome.occupied_worker_s
+    idle_s = _seconds(timeline_of(outcome, history, 4), Activity.IDLE)
+    assert idle_s == pytest.approx(outcome.idle_worker_s)
 
 
 def test_the_command_writes_numbers_and_picture_and_calls_them_simulated(tmp_path: Path) -> None:
