@@ -100,6 +100,7 @@ class Backlog:
         self._journal.append(Accepted(request.rollout_id, request, now))
         rollout = self._admit(request, samples, now)
         self._telemetry.accepted.inc(len(samples))
+        self._telemetry.prompt_tokens.inc(sum(len(sample.prompt_ids) for sample in samples))
         for tell in self.when_accepted:
             tell(rollout)
         self._forget_oldest()
@@ -185,6 +186,8 @@ class Backlog:
     # What happened
 
     def bind(self, record: SampleRecord, worker_id: WorkerId) -> None:
+        if not record.worker_ids:
+            self._telemetry.queue_s.observe(self._clock() - record.since)
         self._journal_place(record, worker_id)
 
     def add_tokens(self, event: Tokens) -> bool:
@@ -202,6 +205,10 @@ class Backlog:
             known = record.news_in(event.start, len(event.token_ids))
             token_ids, logprobs = event.token_ids[known:], event.logprobs[known:]
             if token_ids:
+                now = self._clock()
+                first_s = None if record.logprobs else now - rollout.accepted_at
+                before_at, record.last_tokens_at = record.last_tokens_at, now
+                gap_s = None if before_at is None else now - before_at
                 start = event.start + known
                 detail = None if event.detail is None else event.detail.cut(known)
                 self._journal.append(
@@ -211,7 +218,7 @@ class Backlog:
                 )
                 rollout.extend(record, token_ids, logprobs, detail)
                 self._ledger.tokens(rollout.rollout_id, len(token_ids))
-                self._telemetry.tokens.inc(len(token_ids))
+                self._telemetry.grew(len(token_ids), first_s, gap_s)
             if event.finish_reason is not None:
                 self.end(record, event.finish_reason, event.error)
         if event.finish_reason is not None:
@@ -254,6 +261,9 @@ class Backlog:
         entry = Ended(rollout.rollout_id, sample_id, reason, error, self._clock(), cancelled_by)
         self._journal.append(entry)
         self._telemetry.ended.labels(reason).inc()
+        self._telemetry.sample_s.observe(entry.at - rollout.accepted_at)
+        if cancelled_by is not None:
+            self._telemetry.cancelled.labels(cancelled_by).inc()
         self._finish(record, entry)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._end_surplus(rollout, record.prompt_index)

@@ -205,6 +205,7 @@ class StepStats:
         copied_kv_bytes: KV that came with moved samples.
         copied_kv_s: seconds that filling it in took.
         refused_kv: samples whose KV came with them, did not fit and was recomputed.
+        preempted: times that the engine put a sample back for want of KV.
     """
 
     steps: int
@@ -221,6 +222,7 @@ class StepStats:
     copied_kv_bytes: int = 0
     copied_kv_s: float = 0.0
     refused_kv: int = 0
+    preempted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class SampleRecord:
     order: int
     since: float
     """When it was queued or bound last."""
+    last_tokens_at: float | None = None
+    """None: it has none, or this coordinator has not seen any come."""
     prompt_key: str = ""
     """The same for the same prompt, in whichever rollout."""
     token_ids: list[int] = field(default_factory=list)

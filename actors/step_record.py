@@ -84,4 +84,5 @@ class StepRecord:
             copied_kv_bytes=copied_bytes,
             copied_kv_s=copied_s,
             refused_kv=engine.refused_kv,
+            preempted=engine.preempted,
         )

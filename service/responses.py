@@ -115,6 +115,10 @@ class _Response:
         if news.detail is None:
             return None
         detail = replace(news.detail.cut(0, num_tokens), prompt=news.detail.prompt)
+        if self._only_prompt and detail.layout is not None and news.detail.routed:
+            # The last row is that of making the token which is not shown.
+            rows = news.detail.routed[0][: -detail.layout.row_bytes]
+            detail = replace(detail, routed=(rows,))
         self._so_far.add(detail)
         return detail
 

@@ -141,6 +141,11 @@ class Engine:
         return self._kv.copied
 
     @property
+    def preempted(self) -> int:
+        """Times that a sample was put back for want of KV."""
+        return self._hosted.watch.preempted
+
+    @property
     def held_experts(self) -> tuple[int, ...]:
         return tuple(sorted(self._slot_of))
 

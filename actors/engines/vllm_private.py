@@ -268,7 +268,7 @@ def host_engine(
     runner = core.model_executor.driver_worker.worker.model_runner
     seeds: dict[str, int] = {}
     _install_sampler(runner, seeds)
-    watch = ForwardWatch(config, runner, runner.get_model())
+    watch = ForwardWatch(config, core.scheduler, runner, runner.get_model())
     return HostedEngine(core, config, runner, runner.get_model(), built[0], seeds, watch)
 
 

@@ -1,4 +1,5 @@
-"""What a forward shows beside its tokens: routed experts, and how likely a prompt was.
+"""What a forward shows beside its tokens: routed experts, and how likely a prompt was; and whether
+the scheduler keeps to what it was promised.
 
 Touches vLLM's private API as ``vllm_private`` does, under the same rules and for the same
 version. It looks at the one place of vLLM's model runner where a forward's hidden states are
@@ -59,9 +60,15 @@ class _Watched:
 class ForwardWatch:
     """Attributes:
     layout: of a row of routed experts; None: this model's routers do not tell them.
+    preempted: times that the scheduler put a request back for want of KV.
     """
 
-    def __init__(self, config: VllmConfig, runner: Any, model: torch.nn.Module) -> None:
+    def __init__(
+        self, config: VllmConfig, scheduler: Any, runner: Any, model: torch.nn.Module
+    ) -> None:
+        self.preempted = 0
+        self._preempt = scheduler._preempt_request
+        scheduler._preempt_request = self._count_preemption
         self._config = config
         self._runner = runner
         self._model = model
@@ -80,6 +87,10 @@ class ForwardWatch:
             return None
         layers, experts, top_k = _get_routed_experts_shape(self._config)
         return RoutingLayout(layers, top_k, "uint8" if experts <= 256 else "uint16")
+
+    def _count_preemption(self, *args: Any, **kwargs: Any) -> None:
+        self.preempted += 1
+        self._preempt(*args, **kwargs)
 
     # -------------------------------------------------------------------------- who asks
 

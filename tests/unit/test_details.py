@@ -208,11 +208,14 @@ def test_no_tokens_score_the_prompt_alone() -> None:
             "sampling_params": {"max_new_tokens": 0},
             "return_logprob": True,
             "logprob_start_len": 0,
+            "return_routed_experts": True,
         }
         answer = (await client.post("/generate", json=asked)).json()
         assert answer["output_ids"] == []
         assert answer["meta_info"]["completion_tokens"] == 0
         assert len(answer["meta_info"]["input_token_logprobs"]) == len(PROMPT)
+        flat = np.frombuffer(base64.b64decode(answer["meta_info"]["routed_experts"]), np.int32)
+        assert flat.tolist() == ROWS[: len(PROMPT) - 1].reshape(-1).tolist()
 
     with_service(test)
 

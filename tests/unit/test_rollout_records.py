@@ -138,3 +138,31 @@ def test_failures_in_a_row_wait_longer_each_time_and_end() -> None:
     assert not attempts.may_try
     attempts.reset()
     assert attempts.may_try
+
+
+def test_a_sample_is_measured_from_its_acceptance_and_between_its_reports() -> None:
+    now = [10.0]
+    ledger = LeaseLedger(0.0)
+    telemetry = Telemetry(lambda: ledger.totals(0.0))
+    records = Backlog(CoordinatorSettings(), MemoryJournal(), ledger, telemetry, lambda: now[0])
+    request = make_request("r", [9])
+    records.accept(request, samples_of(request))
+    now[0] = 12.0
+    records.bind(records.record(S0), W)
+    now[0] = 15.0
+    records.add_tokens(tokens(S0, 0, 1))
+    now[0] = 16.0
+    records.add_tokens(tokens(S0, 1, 2, 3))
+    records.let_go(S0, W)
+    records.bind(records.record(S0), WorkerId(6))
+    now[0] = 20.0
+    records.add_tokens(tokens(S0, 3, 4, end=FinishReason.STOP))
+
+    def observed(name: str) -> tuple[float, float]:
+        read = telemetry.registry.get_sample_value
+        return read(f"flexfloor_{name}_count") or 0, read(f"flexfloor_{name}_sum") or 0
+
+    assert observed("queue_seconds") == (1, 2.0), "waiting again after a move is no queueing"
+    assert observed("first_token_seconds") == (1, 5.0)
+    assert observed("token_gap_seconds") == (2, 0.5 + 4.0)
+    assert observed("sample_seconds") == (1, 10.0)

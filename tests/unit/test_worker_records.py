@@ -78,7 +78,7 @@ def test_no_job_waits_for_a_decode_thread_that_has_ended() -> None:
 class FakeEngine:
     """What a step record asks an engine."""
 
-    num_running = kv_used_tokens = refused_kv = 0
+    num_running = kv_used_tokens = refused_kv = preempted = 0
     kv_capacity_tokens = 64
     copied_kv = (4096, 0.5)
 
