@@ -67,9 +67,11 @@ test-long: setup ## The long tests (tens of minutes)
 bench: setup ## Simulate every scenario on every trace (hours on few cores); writes benchmarks/results
 	$(BIN)/python -m benchmarks.suite --decisions
 
-bench-engine: setup ## Measure on real engines what exact mode and moving a sample cost; writes benchmarks/results
+bench-engine: setup ## Measure on real engines what exact mode, moves and predictions cost; writes benchmarks/results
 	$(BIN)/python -m benchmarks.exact_cost benchmarks/results/exact_cost.json
 	$(BIN)/python -m benchmarks.move_cost benchmarks/results/move_cost.json
+	$(BIN)/python -m benchmarks.rebalance benchmarks/results/rebalance.json
+	$(BIN)/python -m benchmarks.known_lengths benchmarks/results/known_lengths.json
 
 bench-demo: setup ## Measure the recorded batch on this machine; the result is named by its commit
 	$(BIN)/flexfloor demo --out out --json out/bench-$$(git describe --always --dirty).json
