@@ -66,6 +66,7 @@ test-long: setup ## The long tests (tens of minutes)
 
 bench: setup ## Simulate every scenario on every trace (hours on few cores); writes benchmarks/results
 	$(BIN)/python -m benchmarks.suite --decisions
+	$(BIN)/python -m benchmarks.planning_plots
 
 bench-engine: setup ## Measure on real engines what exact mode, moves and predictions cost; writes benchmarks/results
 	$(BIN)/python -m benchmarks.exact_cost benchmarks/results/exact_cost.json

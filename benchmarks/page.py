@@ -41,9 +41,9 @@ def write_page(folder: Path) -> Path:
     decisions = found.pop("decisions", None)
     if not found:
         raise SystemExit(f"no results in {folder}; run python -m benchmarks.suite")
-    _draw_curves(found, "pareto", "v", folder / "pareto.png")
-    _draw_curves(found, "prediction_error", "log_error_sigma", folder / "prediction_error.png")
-    _draw_curves(found, "reconfiguration_cost", "factor", folder / "reconfiguration_cost.png")
+    draw_curves(found, "pareto", "v", folder / "pareto.png")
+    draw_curves(found, "prediction_error", "log_error_sigma", folder / "prediction_error.png")
+    draw_curves(found, "reconfiguration_cost", "factor", folder / "reconfiguration_cost.png")
     _draw_ratios(found, folder / "ratios.png")
     lines = [
         *_head(found),
@@ -213,15 +213,19 @@ def _range(spread: Result) -> str:
     return f"{spread['median']:.1f} ({spread['min']:.1f} - {spread['max']:.1f})"
 
 
-def _draw_curves(found: Mapping[str, Result], key: str, label: str, path: Path) -> None:
+def draw_curves(found: Mapping[str, Result], key: str, label: str, path: Path) -> None:
     """Throughput and efficiency against chunk, a point for each value."""
     figure, axes = plt.subplots(1, len(found), figsize=(3.2 * len(found), 3.2), squeeze=False)
     for axis, (name, result) in zip(axes[0], found.items(), strict=True):
         rows = result[key]
         x, y = ([row[f"{f}_ratio"] for row in rows] for f in FIGURES)
         axis.plot(x, y, marker="o", markersize=4)
+        values_at: dict[tuple[float, float], list[str]] = {}
         for row, at in zip(rows, zip(x, y, strict=True), strict=True):
-            axis.annotate(f"{row[label]:g}", at, textcoords="offset points", xytext=(4, 4), size=7)
+            values_at.setdefault(at, []).append(f"{row[label]:g}")
+        for at, values in values_at.items():
+            text = ", ".join(values)
+            axis.annotate(text, at, textcoords="offset points", xytext=(4, 4), size=7)
         axis.set_title(name, size=9)
         axis.set_xlabel("throughput / chunk", size=8)
         axis.tick_params(labelsize=7)

@@ -5,6 +5,7 @@ from and that are written as JSON. Pure.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any
 
 from deploy.report.figures import RolloutFigures
@@ -82,6 +83,19 @@ class Timelines:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def leased_slots(timeline: RolloutTimeline) -> tuple[tuple[float, int], ...]:
+    """(seconds since acceptance, slots leased from then on), a point per change; the last one, at
+    the rollout's end, has none."""
+    changes: dict[float, int] = {timeline.figures.makespan_s: 0}
+    for spans in timeline.slots.values():
+        for span in spans:
+            if span.activity in (Activity.DECODING, Activity.IDLE):
+                changes[span.start_s] = changes.get(span.start_s, 0) + 1
+                changes[span.end_s] = changes.get(span.end_s, 0) - 1
+    counts = accumulate(change for _, change in sorted(changes.items()))
+    return tuple(zip(sorted(changes), counts, strict=True))
 
 
 def in_drawing_order(spans: list[Span]) -> tuple[Span, ...]:

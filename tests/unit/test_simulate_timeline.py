@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from deploy.cli import app
-from deploy.report.timeline import Activity, RolloutTimeline
+from deploy.report.timeline import Activity, RolloutTimeline, leased_slots
 from deploy.simulation.timeline import timeline_of
 from placement.dispatch import plan_dispatch
 from placement.release import decide_width
@@ -65,6 +65,10 @@ def test_what_is_drawn_adds_up_to_what_was_counted(
     outcome, timeline = _shown(kv_tokens, misfortunes)
     leased_s = _seconds(timeline, Activity.DECODING, Activity.IDLE)
     assert leased_s == pytest.approx(outcome.occupied_worker_s)
+    points = leased_slots(timeline)
+    drawn_s = sum(count * (until_s - at_s) for (at_s, count), (until_s, _) in pairwise(points))
+    assert drawn_s == pytest.approx(outcome.occupied_worker_s)
+    assert points[-1][1] == 0
     assert timeline.figures.freed_worker_s == pytest.approx(_seconds(timeline, Activity.FREED))
     for spans in timeline.slots.values():
         used = sorted(
