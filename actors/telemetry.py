@@ -126,18 +126,16 @@ class Telemetry:
             "weight_updates", "Updates of the weights, by how they came and ended.", "source", "end"
         )
         self.weight_bytes = self._counter("weight_bytes", "New weights received.", "source")
-        self.weight_update_s = Histogram(
-            "flexfloor_weight_update_seconds",
+        self.weight_update_s = self._histogram(
+            "weight_update_seconds",
             "Seconds from the request to decoding with the new weights.",
-            ["source"],
-            buckets=_PHASE_BUCKETS_S,
-            registry=self.registry,
+            _PHASE_BUCKETS_S,
+            "source",
         )
-        self.weight_hold_s = Histogram(
-            "flexfloor_weight_hold_seconds",
+        self.weight_hold_s = self._histogram(
+            "weight_hold_seconds",
             "Seconds in which nobody decoded because weights were loaded.",
-            buckets=_PHASE_BUCKETS_S,
-            registry=self.registry,
+            _PHASE_BUCKETS_S,
         )
         self._weight_version = self._gauge(
             "weight_version", "1 for the version of the weights that is served.", "version"

@@ -23,6 +23,7 @@ from service.body import openapi_components
 from service.checks import Tokenizer
 from service.errors import install_error_handlers
 from service.intake import Intake
+from service.metrics import RequestMeter, ServiceMetrics
 from service.openai import openai_routes
 from service.openai_schemas import ChatBody, CompletionBody
 from service.rollout_routes import rollout_routes
@@ -61,11 +62,13 @@ def create_app(
     _install_openapi(app)
     intake = Intake(coordinator, settings, tokenizer)
     app.include_router(rollout_routes(intake))
-    _add_cluster_routes(app, coordinator)
+    metrics = ServiceMetrics()
+    _add_cluster_routes(app, coordinator, metrics)
     for routes in (openai_routes, sglang_routes, vllm_routes, server_info_routes):
         app.include_router(routes(intake))
     if settings.token_file is not None:
         app.add_middleware(TokenAuth, tokens=read_tokens(settings.token_file))
+    app.add_middleware(RequestMeter, metrics=metrics)  # last is outermost: it sees refusals, too
     return app
 
 
@@ -88,7 +91,9 @@ def _install_openapi(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
 
 
-def _add_cluster_routes(app: FastAPI, coordinator: CoordinatorPort) -> None:
+def _add_cluster_routes(
+    app: FastAPI, coordinator: CoordinatorPort, metrics: ServiceMetrics
+) -> None:
     @app.get("/v1/workers")
     async def workers() -> list[WorkerStatus]:
         """The members of the group and those on their way in or out."""
@@ -115,6 +120,7 @@ def _add_cluster_routes(app: FastAPI, coordinator: CoordinatorPort) -> None:
         return now
 
     @app.get("/metrics", response_class=Response)
-    async def metrics() -> Response:
-        """Prometheus exposition."""
-        return Response(await coordinator.metrics_text(), media_type=CONTENT_TYPE_LATEST)
+    async def exposition() -> Response:
+        """Prometheus exposition: the coordinator's metrics, and those of this service."""
+        text = await coordinator.metrics_text() + metrics.text()
+        return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.metrics_page import metrics_text
 from service.http_api import http_api_text
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,11 @@ def test_the_architecture_has_a_sentence_for_every_module_and_no_other(layer: st
 def test_the_http_api_is_documented_as_it_is() -> None:
     """After a change: ``python -m service.http_api > docs/http-api.md``."""
     assert (ROOT / "docs/http-api.md").read_text() == http_api_text()
+
+
+def test_the_metrics_are_documented_as_they_are() -> None:
+    """After a change: ``python -m deploy.metrics_page > docs/metrics.md``."""
+    assert (ROOT / "docs/metrics.md").read_text() == metrics_text()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -16,10 +16,11 @@ import yaml
 
 from actors.accounting import SlotTotals
 from actors.protocol import StepStats
-from actors.telemetry import CHANGE_PHASES, WORKER_STATES, Telemetry
+from actors.telemetry import CHANGE_PHASES, WEIGHT_SOURCES, WORKER_STATES, Telemetry
 from placement.ids import WorkerId
 from placement.samples import FinishReason
 from placement.views import WidthReason
+from service.metrics import NATIVE, ServiceMetrics
 from tests.deploy.conftest import find_tool
 from tests.deploy.test_monitoring import RULES, queries_of, read_dashboard, rules
 
@@ -44,6 +45,7 @@ class FakeCoordinatorMetrics(BaseHTTPRequestHandler):
     """Real telemetry of a coordinator to which everything happens again before each scrape."""
 
     telemetry = Telemetry(lambda: SlotTotals(*[time.monotonic()] * 3, *[int(time.monotonic())] * 3))
+    service = ServiceMetrics()
     scrapes = itertools.count(1)
     num_scrapes = 0
 
@@ -56,11 +58,21 @@ class FakeCoordinatorMetrics(BaseHTTPRequestHandler):
         for phase in CHANGE_PHASES:
             told.phase_s.labels(phase).observe(0.2)
             told.rollbacks.labels(phase).inc()
-        for counter in (told.tokens, told.accepted, told.restarts, told.lease_timeouts):
+        for counter in (told.accepted, told.restarts, told.lease_timeouts, told.prompt_tokens):
             counter.inc()
+        for histogram in (told.queue_s, told.sample_s):
+            histogram.observe(0.5)
+        told.grew(1, 0.5, None)
+        told.grew(1, None, 0.02)
+        for source in WEIGHT_SOURCES:
+            told.weight_update_s.labels(source).observe(1.0)
+            told.weight_bytes.labels(source).inc(8)
+        told.weight_hold_s.observe(0.1)
+        for seconds in (self.service.request_s, self.service.first_event_s):
+            seconds.labels(NATIVE).observe(0.5)
         told.lease_wait_s.observe(1.0)
         told.report(WorkerId("w0"), DECODING)
-        body = told.text(list(WORKER_STATES))
+        body = told.text(list(WORKER_STATES)) + self.service.text()
         type(self).num_scrapes = next(self.scrapes)
         self.send_response(200)
         self.end_headers()

@@ -1,4 +1,4 @@
-"""Rules and dashboard ask for metrics, labels and values that the coordinator really exposes."""
+"""Rules and dashboard ask for metrics, labels and values that a scrape really has."""
 
 import json
 import re
@@ -11,9 +11,10 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.accounting import SlotTotals
-from actors.telemetry import CHANGE_PHASES, WORKER_STATES, Telemetry
+from actors.telemetry import CHANGE_PHASES, WEIGHT_SOURCES, WORKER_STATES, Telemetry
 from placement.samples import FinishReason
 from placement.views import WidthReason
+from service.metrics import NATIVE, ServiceMetrics
 from tests.deploy.conftest import ROOT, Objects, RunTool
 
 RULES = ROOT / "deploy" / "prometheus" / "flexfloor.rules.yaml"
@@ -26,7 +27,7 @@ TARGET_LABELS = {"instance", "job", "namespace", "pod"}
 
 @pytest.fixture(scope="module")
 def exposed() -> list[Metric]:
-    """One scrape of a coordinator to which everything has happened."""
+    """One scrape of a service to which everything has happened."""
     telemetry = Telemetry(lambda: SlotTotals(*[1.0] * 3, *[1] * 3))
     for reason in (WidthReason.CONSOLIDATE,):
         telemetry.releases.labels(reason).inc()
@@ -34,7 +35,11 @@ def exposed() -> list[Metric]:
     for phase in ("lease", *CHANGE_PHASES, "leave"):
         telemetry.phase_s.labels(phase).observe(0.1)
     telemetry.lease_wait_s.observe(1.0)
-    text = telemetry.text(list(WORKER_STATES)).decode()
+    telemetry.weight_update_s.labels(WEIGHT_SOURCES[0]).observe(1.0)
+    service = ServiceMetrics()
+    service.request_s.labels(NATIVE).observe(1.0)
+    service.first_event_s.labels(NATIVE).observe(0.1)
+    text = (telemetry.text(list(WORKER_STATES)) + service.text()).decode()
     return list(text_string_to_metric_families(text))
 
 

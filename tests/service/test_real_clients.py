@@ -6,12 +6,15 @@ each client's answers are compared with those of another time and another way of
 """
 
 import asyncio
+import base64
+import io
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 import httpx
+import numpy as np
 import openai
 import pytest
 from openai.types import Completion, CompletionChoice
@@ -238,6 +241,53 @@ async def test_slimes_request_and_vllms_get_what_openais_gets(real_url: str, mod
         assert choice.token_ids == ids
         assert choice.logprobs is not None
         assert [t.logprob for t in choice.logprobs.content or []] == logprobs
+
+
+async def test_a_trainer_replays_routing_and_scores_what_was_decoded(
+    real_url: str, model: str
+) -> None:
+    """By the decoding of vLLM's clients, of slime, and of TRL's ``get_sequence_logprobs``."""
+    from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateTokensResponse
+
+    prompt = list(b"prompt number 5")
+    params = {"max_tokens": LENGTHS[5], "seed": 5, "ignore_eos": True, "logprobs": 2}
+    async with httpx.AsyncClient(timeout=LIMIT_S) as http:
+        body = {"token_ids": prompt, "sampling_params": params, "return_routed_experts": True}
+        told = await http.post(f"{real_url}/inference/v1/generate", json=body)
+        (choice,) = GenerateTokensResponse.model_validate(told.json()).choices
+        ids = list(choice.token_ids or [])
+        rows = np.load(io.BytesIO(base64.b64decode(choice.routed_experts or "")))
+        assert len(rows) == len(prompt) + len(ids) - 1
+
+        whole = {
+            "input_ids": prompt + ids,
+            "sampling_params": {"max_new_tokens": 0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "return_routed_experts": True,
+        }
+        meta = (await http.post(f"{real_url}/generate", json=whole)).json()["meta_info"]
+        again = np.frombuffer(base64.b64decode(meta["routed_experts"]), np.int32)
+        assert np.array_equal(again.reshape(rows.shape), rows)
+        assert choice.logprobs is not None
+        drawn = [entry.logprob for entry in choice.logprobs.content or []]
+        assert [lp for lp, _, _ in meta["input_token_logprobs"][len(prompt) :]] == drawn
+
+        scored = {
+            "model": model,
+            "prompt": [prompt + ids],
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 100,
+        }
+        (scores,) = (await http.post(f"{real_url}/v1/completions", json=scored)).json()["choices"]
+        places = scores["prompt_logprobs"][len(prompt) :]
+        assert [place[str(i)]["logprob"] for place, i in zip(places, ids, strict=True)] == drawn
+        for place in places:
+            ranked = sorted(place.values(), key=lambda entry: int(entry["rank"]))[:100]
+            assert [e["logprob"] for e in ranked] == sorted(
+                (e["logprob"] for e in ranked), reverse=True
+            )
 
 
 @pytest.mark.parametrize("kind", ["completions", "chat/completions"])
