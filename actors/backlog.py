@@ -61,7 +61,9 @@ class Backlog:
             if isinstance(entry, Bound):
                 self._place(record, entry.worker_id, entry.at)
             elif isinstance(entry, Generated):
-                rollout.extend(record, entry.token_ids, entry.logprobs, entry.detail)
+                rollout.extend(
+                    record, entry.token_ids, entry.logprobs, entry.detail, entry.weight_version
+                )
             else:
                 self._finish(record, entry)
                 self._running.pop(entry.sample_id, None)
@@ -211,12 +213,12 @@ class Backlog:
                 gap_s = None if before_at is None else now - before_at
                 start = event.start + known
                 detail = None if event.detail is None else event.detail.cut(known)
-                self._journal.append(
-                    Generated(
-                        rollout.rollout_id, event.sample_id, start, token_ids, logprobs, detail
-                    )
+                entry = Generated(
+                    *(rollout.rollout_id, event.sample_id, start, token_ids, logprobs, detail),
+                    weight_version=event.weight_version,
                 )
-                rollout.extend(record, token_ids, logprobs, detail)
+                self._journal.append(entry)
+                rollout.extend(record, token_ids, logprobs, detail, event.weight_version)
                 self._ledger.tokens(rollout.rollout_id, len(token_ids))
                 self._telemetry.grew(len(token_ids), first_s, gap_s)
             if event.finish_reason is not None:

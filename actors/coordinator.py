@@ -14,7 +14,15 @@ from actors.admission import make_samples
 from actors.backlog import Backlog
 from actors.cancelling import Cancelling
 from actors.concurrently import end
-from actors.control_api import STANDS_STILL, PauseMode, PauseStatus, ServingState
+from actors.control_api import (
+    STANDS_STILL,
+    PauseMode,
+    PauseStatus,
+    ServingState,
+    WeightsGroup,
+    WeightStatus,
+    WeightUpdate,
+)
 from actors.crew import Crew
 from actors.deadlines import Deadlines
 from actors.foresight import Foresight
@@ -36,9 +44,13 @@ from actors.rollout_api import (
     WorkerStatus,
 )
 from actors.roster import Roster
+from actors.served_weights import ServedWeights
 from actors.settings import RuntimeSettings
 from actors.steering import Steering
 from actors.telemetry import Telemetry
+from actors.weight_exchange import WeightExchange
+from actors.weights import WeightUpdates
+from actors.weights_keeper import WeightsKeeper
 from placement.dispatch import plan_dispatch
 from placement.errors import RequestError, UnavailableError
 from placement.ids import RolloutId, SampleId
@@ -68,6 +80,7 @@ class Coordinator:
         store: GroupStore,
         clock: Callable[[], float] = time.time,
         *,
+        keeper: WeightsKeeper,
         journal: Journal | None = None,
         dispatch: Callable[[GroupView], DispatchPlan] | None = None,
         release_rule: ReleaseRule | None = None,
@@ -90,7 +103,13 @@ class Coordinator:
             dispatch or (self._foresight.dispatch if self._foresight else plan_dispatch),
             release_rule or (self._foresight.decide_width if self._foresight else decide_width),
             self._foresight,
+            served_weights := ServedWeights(self._crew, keeper),
             self.abort,
+        )
+        steering = self._steering
+        exchange = WeightExchange(self._crew, keeper, steering.holding, steering.lose_group)
+        self._weights = WeightUpdates(
+            self._crew, served_weights, keeper, exchange, steering.standstill
         )
         self._cancelling = Cancelling(self._crew, self._backlog)
         self._deadlines = Deadlines(clock, self._expire)
@@ -186,7 +205,7 @@ class Coordinator:
             raise UnavailableError(
                 f"the service is starting: {self._steering.waiting_for or 'nothing leased yet'}"
             )
-        return self._served
+        return replace(self._served, weight_version=self._weights.version)
 
     async def submit(self, request: RolloutRequest) -> RolloutStatus:
         model = await self.served_model()
@@ -294,6 +313,19 @@ class Coordinator:
             raise UnavailableError(f"{self._steering.broken}; restart the service")
         return self._steering.pausing
 
+    async def update_weights(self, update: WeightUpdate) -> WeightStatus:
+        await self._pausing()  # what serves can be updated, asleep or not
+        return await self._weights.update(update)
+
+    async def weight_status(self) -> WeightStatus:
+        return await self._weights.status()
+
+    async def init_weights_group(self, group: WeightsGroup) -> None:
+        await self._weights.join_group(group)
+
+    async def destroy_weights_group(self, name: str) -> None:
+        await self._weights.leave_group(name)
+
     async def workers(self) -> list[WorkerStatus]:
         roster = self._crew.roster
         return [
@@ -314,10 +346,14 @@ class Coordinator:
         pause = self._steering.pausing.status()
         if self._steering.broken:
             healthy, detail = False, self._steering.broken
+        elif self._weights.standing_still_for:
+            detail = self._weights.standing_still_for
         elif pause.state in STANDS_STILL:
             detail = f"{pause.state}; {self._backlog.num_open} samples wait"
         elif open_rollouts:
-            since = max(last_step_at, self._steering.pausing.served_since)
+            since = max(
+                last_step_at, self._steering.pausing.served_since, self._weights.served_since
+            )
             waited_s = min(now - max(since, r.accepted_at) for r in open_rollouts)
             healthy = waited_s <= bound_s
             detail = (
@@ -339,6 +375,13 @@ class Coordinator:
         busy = {record.worker_id for record in self._backlog.running()}
         self._telemetry.open_samples.set(self._backlog.num_open)
         self._telemetry.queued.set(self._backlog.num_queued)
+        self._telemetry.old_weight_samples.set(
+            sum(
+                record.weight_spans.began_before(self._weights.version)
+                for rollout in self._backlog.open_rollouts()
+                for record in rollout.unfinished()
+            )
+        )
         return self._telemetry.text(
             [str(roster.state_of(w, w.worker_id in busy)) for w in roster.workers.values()]
         )
@@ -351,6 +394,7 @@ class Coordinator:
     async def _close(self) -> None:
         await end(self._starting, *self._background)
         await self._deadlines.stop()
+        await self._weights.stop()
         await self._steering.stop()
         self._backlog.end_all_open(
             FinishReason.ABORT, "the service was shut down", CancelledBy.SERVICE

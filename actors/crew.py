@@ -16,6 +16,7 @@ from actors.protocol import ModelFacts, WorkerSpec
 from actors.roster import Roster, Worker
 from actors.settings import RuntimeSettings
 from actors.telemetry import Telemetry
+from actors.weights_keeper import CHECKPOINT_VERSION
 from placement.errors import FlexFloorError, WorkerLostError
 from placement.ids import Generation, WorkerId
 
@@ -166,6 +167,7 @@ class Crew:
             max_samples=group.max_samples_per_worker,
             idle_beat_s=group.idle_beat_s,
             collective_timeout_s=group.collective_timeout_s,
+            weight_version=self.roster.weights.version if joiner else CHECKPOINT_VERSION,
         )
 
     async def others_now(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ from actors.concurrently import all_of
 from actors.crew import Crew
 from actors.ports import GroupRecord, WorkerFactory
 from actors.roster import Worker
+from actors.served_weights import ServedWeights
 from placement.errors import ConfigError, LeaseTimeoutError, WorkerLostError
 from placement.experts import initial_owners
 from placement.ids import Generation, WorkerId
@@ -14,7 +15,7 @@ _MEMORY = "group.kv_memory_bytes"
 """The setting that an engine names if its experts leave no room for KV."""
 
 
-async def found_group(crew: Crew, say: Callable[[str], None]) -> None:
+async def found_group(crew: Crew, weights: ServedWeights, say: Callable[[str], None]) -> None:
     """Lease, spawn, build and start a group of up to ``group.max_workers``.
 
     It starts with the leases that came early; the others join later. If those turn out to be too
@@ -24,13 +25,15 @@ async def found_group(crew: Crew, say: Callable[[str], None]) -> None:
         LeaseTimeoutError: capacity did not arrive.
         ModelRefusedError, ConfigError: the engine cannot serve this.
         WorkerLostError: a founder ended.
-        UnavailableError: the store cannot be reached.
+        WeightUpdateError: a founder could not load the weights that are served.
+        UnavailableError: the store cannot be reached, or these weights are lost.
     """
     await crew.store.renew()  # the last group may have been lost with its store
+    await weights.ensure_kept()
     enough, founded = crew.least_width, False
     while not founded:
         workers = await _lease(crew, enough, say)
-        founded = await _build_and_start(crew, workers, say)
+        founded = await _build_and_start(crew, weights, workers, say)
         enough = max(crew.least_width, len(workers) + 1)
 
 
@@ -57,7 +60,9 @@ async def _lease(crew: Crew, enough: int, say: Callable[[str], None]) -> list[Wo
     return workers
 
 
-async def _build_and_start(crew: Crew, workers: list[Worker], say: Callable[[str], None]) -> bool:
+async def _build_and_start(
+    crew: Crew, weights: ServedWeights, workers: list[Worker], say: Callable[[str], None]
+) -> bool:
     """False: so few workers cannot hold the model, but more could; these have been ended."""
     roster = crew.roster
     try:
@@ -78,6 +83,7 @@ async def _build_and_start(crew: Crew, workers: list[Worker], say: Callable[[str
         if len(workers) < crew.least_width:
             await crew.kill(workers)
             return False
+        await weights.load_onto(workers)
         await all_of(worker.live.start() for worker in workers)
         roster.found(members, generation, initial_owners(build.facts.num_experts, members))
         roster.expect_steps_from_zero(members)
@@ -89,13 +95,14 @@ async def _build_and_start(crew: Crew, workers: list[Worker], say: Callable[[str
     return True
 
 
-async def attach_group(crew: Crew, factory: WorkerFactory) -> bool:
+async def attach_group(crew: Crew, weights: ServedWeights, factory: WorkerFactory) -> bool:
     """Take over the group that an earlier coordinator recorded.
 
-    A group of which anything is missing, or that was in the middle of a change, is ended.
-    Returns whether there is a group now.
+    A group of which anything is missing, or that was in the middle of a change of its membership
+    or its weights, is ended. Returns whether there is a group now.
     """
     record = await crew.store.load()
+    await weights.take_over(record)
     if record is None:
         await crew.sweep()
         return False
@@ -104,7 +111,8 @@ async def attach_group(crew: Crew, factory: WorkerFactory) -> bool:
     crew.roster.pause_mode, crew.roster.asleep = record.pause_mode, record.asleep
     if record.facts is not None:
         crew.learn(record.facts)
-    attached = not record.in_change and await _take_over(crew, factory, record)
+    in_between = record.in_change or record.next_weights is not None
+    attached = not in_between and await _take_over(crew, factory, record)
     if not attached:
         for worker_id in dict.fromkeys(record.members + record.in_change):
             await _end_by_id(factory, worker_id)
@@ -154,4 +162,5 @@ def _empty_record(crew: Crew, in_change: tuple[WorkerId, ...] = ()) -> GroupReco
         pause_mode=crew.roster.pause_mode,
         asleep=crew.roster.asleep,
         facts=crew.roster.facts,
+        weights=crew.roster.weights,
     )

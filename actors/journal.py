@@ -45,6 +45,7 @@ class Generated:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     detail: TokenDetail | None = None
+    weight_version: str = "0"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,21 @@ as such.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from actors.control_api import PauseMode
 from actors.protocol import (
     BuildReport,
     FinalizeReport,
+    LoadReport,
     ModelFacts,
     PrepareReport,
     WorkerReport,
     WorkerSpec,
 )
 from actors.sample_kv import FetchedKv
+from actors.weights_keeper import ServedVersion
 from placement.ids import Generation, SampleId, WorkerId
 from placement.membership import GroupChange
 from placement.samples import Sample
@@ -59,6 +61,18 @@ class WorkerPort(Protocol):
 
     async def unhold(self) -> None:
         """Decode on. Idempotent."""
+        ...
+
+    async def load_weights(self, version: str, chunks: tuple[Any, ...]) -> LoadReport:
+        """Replace weights while this worker is held, or before it starts; then compute unfinished
+        samples anew.
+
+        Args:
+            chunks: handles from a ``WeightsKeeper``.
+
+        Raises:
+            WeightUpdateError: the weights are of several versions now; load one in full.
+        """
         ...
 
     async def cancel(self, sample_ids: list[SampleId], keep_kv: bool = False) -> None:
@@ -173,6 +187,8 @@ class GroupRecord:
             written: a coordinator that comes back then begins afresh.
         pause_mode, asleep: what was asked of the group.
         facts: of the model; a group that is asleep has no build report.
+        weights: that the group decodes with, and that one which is founded later is to have.
+        next_weights: that are being loaded: a coordinator that comes back then begins afresh.
     """
 
     next_worker_id: WorkerId
@@ -186,6 +202,8 @@ class GroupRecord:
     pause_mode: PauseMode | None = None
     asleep: bool = False
     facts: ModelFacts | None = None
+    weights: ServedVersion = field(default_factory=ServedVersion)
+    next_weights: ServedVersion | None = None
 
 
 class GroupStore(Protocol):

@@ -57,15 +57,15 @@ class PublishedWeights:
         self._groups = groups
         self._checkpoint = open_checkpoint(directory, "model.path")
         self._plan = plan_chunks(self._checkpoint.specs.values(), chunk_bytes)
-        self._version = CHECKPOINT_VERSION
-        self._chunks: list[Any] = []
+        self._committed: tuple[str, list[Any]] = (CHECKPOINT_VERSION, [])
         self._parts: NewTensors | None = None
         self._staged: tuple[str, list[Any]] | None = None
 
     def kept(self) -> KeptWeights:
+        """May be called beside everything else."""
         num_bytes = sum(spec.num_bytes for chunk in self._plan for spec in chunk)
-        held = bool(self._chunks)
-        return KeptWeights(self._version, tuple(self._chunks), num_bytes if held else 0)
+        version, chunks = self._committed
+        return KeptWeights(version, tuple(chunks), num_bytes if chunks else 0)
 
     def restore(self, path: str, version: str, digest: str) -> KeptWeights:
         """Raises: RequestError: other weights lie there now, or none."""
@@ -88,7 +88,7 @@ class PublishedWeights:
                 f"from there, had {digest}",
                 field="source.path",
             )
-        self._version, self._chunks = version, chunks
+        self._committed = (version, chunks)
         self.drop()
         return self.kept()
 
@@ -153,8 +153,9 @@ class PublishedWeights:
 
     def _before(self, current: str) -> Callable[[int], Any] | None:
         """Handles of the current version's chunks; None: they are not here any more."""
-        if current == self._version and self._chunks:
-            return self._chunks.__getitem__
+        version, chunks = self._committed
+        if current == version and chunks:
+            return chunks.__getitem__
         if current != CHECKPOINT_VERSION:
             return None
         read: dict[int, Any] = {}
@@ -199,8 +200,7 @@ class PublishedWeights:
         """Raises: UnavailableError: it was not staged here."""
         if self._staged is None or self._staged[0] != version:
             raise UnavailableError(f"version {version} is not staged any more; send it again")
-        self._version, self._chunks = self._staged
-        self._staged = None
+        self._committed, self._staged = self._staged, None
         return self.kept()
 
     def drop(self) -> None:

@@ -28,6 +28,7 @@ from actors.ray_teardown import (
     end_workers_and_leases,
     find_actor,
 )
+from actors.ray_weights import weights_keeper
 from actors.ray_worker import MEMBER
 from actors.ray_worker_port import RayWorkerFactory
 from actors.rollout_api import (
@@ -79,7 +80,13 @@ class CoordinatorShell:
         store = await asyncio.to_thread(_start_store, settings)
         leases = RayLeases(settings.lease, settings.namespace)
         factory = RayWorkerFactory(settings.group, settings.namespace, member)
-        self._coordinator = hosted(settings, leases, factory, store)
+        keeper = weights_keeper(
+            settings.namespace,
+            settings.model.path,
+            settings.group.weights_timeout_s,
+            settings.coordinator.resources,
+        )
+        self._coordinator = hosted(settings, leases, factory, store, keeper=keeper)
         await self._coordinator.start()
 
     async def started(self, wait_s: float) -> tuple[bool, str]:

@@ -17,6 +17,7 @@ from placement.ids import WorkerId
 
 COORDINATOR_NAME = "coordinator"
 STORE_NAME = "store"
+KEEPER_NAME = "weights"
 _WORKER_PREFIX = "worker-"
 
 
@@ -33,7 +34,8 @@ def find_actor(name: str, namespace: str) -> ActorHandle | None:
 
 
 def end_workers_and_leases(namespace: str, timeout_s: float) -> str:
-    """Kill every worker, wait until their processes have gone, remove every lease.
+    """Kill every worker and the keeper of the weights, wait until their processes have gone,
+    remove every lease.
 
     Returns:
         One line that says what was ended. Idempotent.
@@ -49,7 +51,7 @@ def end_workers_and_leases(namespace: str, timeout_s: float) -> str:
         if actor["namespace"] == namespace and actor["name"].startswith(_WORKER_PREFIX)
     ]
     processes = []
-    for name in names:
+    for name in [*names, KEEPER_NAME]:
         handle = find_actor(name, namespace)
         if handle is not None:  # else it has just ended by itself
             processes.append(read_process(handle))

@@ -14,7 +14,15 @@ from typing import Any
 
 import ray
 
-from actors.protocol import BuildReport, FinalizeReport, PrepareReport, WorkerReport, WorkerSpec
+from actors.protocol import (
+    BuildReport,
+    FinalizeReport,
+    LoadReport,
+    PrepareReport,
+    WorkerReport,
+    WorkerSpec,
+)
+from actors.ray_weights import fetch_chunks
 from actors.sample_kv import KvBySample
 from placement.errors import MembershipError
 from placement.ids import Generation, SampleId
@@ -108,6 +116,12 @@ class WorkerShell:
     @ray.method(concurrency_group="control")
     def unhold(self) -> None:
         self._built().unhold()
+
+    @ray.method(concurrency_group="control")
+    def load_weights(self, version: str, chunks: tuple[Any, ...], timeout_s: float) -> LoadReport:
+        """``timeout_s``: bound on the fetch of each chunk."""
+        report: LoadReport = self._built().load_weights(version, fetch_chunks(chunks, timeout_s))
+        return report
 
     def cancel(self, sample_ids: list[SampleId], keep_kv: bool = False) -> None:
         self._built().cancel(sample_ids, keep_kv)

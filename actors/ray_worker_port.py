@@ -16,7 +16,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.engines.environment import CPU_ENVIRONMENT
 from actors.ports import Lease
-from actors.protocol import BuildReport, FinalizeReport, PrepareReport, WorkerReport, WorkerSpec
+from actors.protocol import (
+    BuildReport,
+    FinalizeReport,
+    LoadReport,
+    PrepareReport,
+    WorkerReport,
+    WorkerSpec,
+)
 from actors.ray_answers import await_answer, first_line
 from actors.ray_processes import kill_actor
 from actors.ray_tables import read_groups, read_nodes
@@ -89,6 +96,11 @@ class RayWorker:
 
     async def unhold(self) -> None:
         await self._call("unhold", self._settings.switch_timeout_s)
+
+    async def load_weights(self, version: str, chunks: tuple[Any, ...]) -> LoadReport:
+        """The bytes go from the keeper's node to this worker's."""
+        bound_s = self._settings.weights_timeout_s
+        return await self._call("load_weights", bound_s, version, chunks, bound_s)
 
     async def cancel(self, sample_ids: list[SampleId], keep_kv: bool = False) -> None:
         await self._call("cancel", self._settings.collective_timeout_s, sample_ids, keep_kv)

@@ -7,6 +7,7 @@ cannot be restored nor finished is a lost group, and whoever runs this begins af
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from actors.backlog import Backlog
@@ -147,6 +148,7 @@ class Reconfiguration:
                 tuple(worker.worker_id for worker in self._new),
                 self._roster.owner_E,
             )
+            change = replace(change, weight_version=self._roster.weights.version)
             await self._prepare(change)
         except FlexFloorError as error:
             await self._give_up(error)

@@ -25,6 +25,8 @@ from actors.rollout_api import (
 )
 from actors.token_detail import DetailSoFar, TokenDetail
 from actors.token_log import Growth, TokenLog
+from actors.weight_spans import WeightSpans, last_version
+from actors.weights_keeper import CHECKPOINT_VERSION
 from placement.errors import MembershipError, RequestError
 from placement.ids import RolloutId, SampleId, WorkerId
 from placement.samples import FinishReason, Sample
@@ -63,6 +65,7 @@ class SampleRecord:
     """Of the tokens that were decoded here: those behind the given ones."""
     detail: DetailSoFar = field(default_factory=DetailSoFar)
     """Likewise, what is asked for beside them."""
+    weight_spans: WeightSpans = field(default_factory=WeightSpans)
     worker_id: WorkerId | None = None
     worker_ids: list[WorkerId] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -151,6 +154,7 @@ class SampleRecord:
     def told(self, start: int, stop: int, *, ended: bool) -> SampleNews:
         """Tokens from ``start`` to ``stop``, with the ending if that is to be told, too."""
         given = self.num_given
+        versions = self.weight_spans.between(start, stop)
         return SampleNews(
             prompt_index=self.prompt_index,
             sample_index=self.sample_index,
@@ -161,6 +165,8 @@ class SampleRecord:
             finish_reason=self.finish_reason if ended else None,
             error=self.error if ended else "",
             cancelled_by=self.cancelled_by if ended else None,
+            weight_version=last_version(versions, CHECKPOINT_VERSION),
+            weight_versions=versions,
         )
 
     @property
@@ -170,6 +176,7 @@ class SampleRecord:
         return self.cancellation.by
 
     def result(self) -> SampleResult:
+        versions = self.weight_spans.between(self.num_given, len(self.token_ids))
         return SampleResult(
             sample_id=self.sample.sample_id,
             prompt_index=self.prompt_index,
@@ -186,6 +193,8 @@ class SampleRecord:
             worker_ids=tuple(self.worker_ids),
             queued_s=self.queued_s,
             decode_s=self.decode_s,
+            weight_version=last_version(versions, CHECKPOINT_VERSION),
+            weight_versions=versions,
         )
 
 
@@ -273,9 +282,11 @@ class Rollout:
         token_ids: tuple[int, ...],
         logprobs: tuple[float, ...],
         detail: TokenDetail | None = None,
+        weight_version: str = CHECKPOINT_VERSION,
     ) -> None:
         """New tokens of a sample."""
         self._log_growth(record, len(token_ids))
+        record.weight_spans.extend(len(record.token_ids), weight_version)
         record.token_ids.extend(token_ids)
         record.logprobs.extend(logprobs)
         if detail is not None:

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from actors.control_api import PausePort, WeightsGroup, WeightStatus, WeightUpdate
 from actors.token_detail import RoutingLayout, TokenDetail
+from actors.weight_spans import WeightVersions
 from placement.ids import Generation, RolloutId, SampleId, WorkerId
 from placement.membership import Phase
 from placement.samples import FinishReason, Sampling
@@ -94,6 +95,9 @@ class SampleResult:
         cancelled_by: of an aborted sample.
         worker_ids: where it decoded, in order; more than one means that it moved.
         finish_reason: None while it is running.
+        weight_versions: with which weights which tokens were decoded: (position in the response of
+            the first token, version) of each span; more than one if the weights changed on the way.
+        weight_version: of the last token.
         prompt_tokens: length of its prompt.
         detail: what its ``Sampling`` asks for beside ids and logprobs; each dialect has its own
             way of saying it.
@@ -115,6 +119,7 @@ class SampleResult:
     detail: Annotated[TokenDetail | None, Field(exclude=True)] = None
     start: int = 0
     cancelled_by: CancelledBy | None = None
+    weight_versions: WeightVersions = ()
 
 
 class RolloutState(StrEnum):
@@ -174,7 +179,10 @@ class FinishedBatch:
 
 @dataclass(frozen=True, slots=True)
 class SampleNews:
-    """What one sample has beyond a count of tokens. ``start``: index of the first one."""
+    """What one sample has beyond a count of tokens. ``start``: index of the first one.
+
+    ``weight_versions``: as of ``SampleResult``, of these tokens.
+    """
 
     prompt_index: int
     sample_index: int
@@ -186,6 +194,7 @@ class SampleNews:
     weight_version: str = "0"
     detail: TokenDetail | None = None
     cancelled_by: CancelledBy | None = None
+    weight_versions: WeightVersions = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from actors.control_api import PauseMode
 from actors.ports import GroupRecord, Lease, WorkerPort
 from actors.protocol import BuildReport, ModelFacts, StepStats
 from actors.rollout_api import WorkerStatus
+from actors.weights_keeper import ServedVersion
 from placement.ids import ExpertId, Generation, WorkerId
 from placement.membership import GroupChange
 from placement.views import WorkerView
@@ -104,6 +105,9 @@ class Roster:
         """What was asked of the group, and is recorded with it."""
         self.facts: ModelFacts | None = None
         """Of the model, once a worker has said them."""
+        self.weights = ServedVersion()
+        self.next_weights: ServedVersion | None = None
+        """What is served, and what is being loaded."""
         self._step_offset: dict[WorkerId, int] = {}
         self._steps = 0
 
@@ -169,6 +173,8 @@ class Roster:
             pause_mode=self.pause_mode,
             asleep=self.asleep,
             facts=self.facts,
+            weights=self.weights,
+            next_weights=self.next_weights,
         )
 
     def state_of(self, worker: Worker, busy: bool) -> WorkerState:

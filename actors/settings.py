@@ -61,6 +61,9 @@ class GroupSettings(Settings):
     """Bound on the preparation of a change."""
     switch_timeout_s: float = Field(default=60, gt=0)
     """Bound from the request to cross over until every member has made its first step."""
+    weights_timeout_s: float = Field(default=600, gt=0)
+    """Bound on each part of an update of the weights: on a trainer's group that meets or one of
+    its broadcasts, on reading or making what is new, and on loading it on all workers."""
     leave_timeout_s: float = Field(default=20, gt=0)
     """Bound on a worker's orderly exit; then it is killed."""
 

@@ -22,6 +22,10 @@ class _Visit:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
+    def fail(self, error: Exception) -> None:
+        self.outcome.set_exception(error)
+        self.outcome.exception()  # its caller may have gone, and then nobody else looks
+
 
 class Standstill:
     """Args:
@@ -63,9 +67,9 @@ class Standstill:
             try:
                 result = await visit.work()
             except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the work
-                visit.outcome.set_exception(error)
+                visit.fail(error)
             except asyncio.CancelledError:
-                visit.outcome.set_exception(UnavailableError("the service was shut down"))
+                visit.fail(UnavailableError("the service was shut down"))
                 raise
             else:
                 visit.outcome.set_result(result)

@@ -25,6 +25,7 @@ from actors.ports import WorkerFactory
 from actors.rebalancing import Rebalancing
 from actors.reconfigure import Reconfiguration
 from actors.rollout_api import Strategy
+from actors.served_weights import ServedWeights
 from actors.standstill import Standstill
 from actors.width import Width
 from placement.dispatch import assign_static_chunks, plan_static_chunks
@@ -52,6 +53,7 @@ def _rebalancing(crew: Crew, backlog: Backlog, kv_moves: KvMoves) -> Rebalancing
 class Steering:
     """Args:
     foresight: what the rules are to know beside the records; None: they know no lengths.
+    weights: that a group which is founded begins with.
     abort: end the unfinished samples of a rollout, with their partials.
     """
 
@@ -62,12 +64,14 @@ class Steering:
         dispatch: Callable[[GroupView], DispatchPlan],
         release_rule: ReleaseRule,
         foresight: Foresight | None,
+        weights: ServedWeights,
         abort: Callable[[RolloutId], Coroutine[Any, Any, Any]],
     ) -> None:
         self._crew = crew
         self._backlog = backlog
         self._dispatch_rule = dispatch
         self._foresight = foresight
+        self._weights = weights
         self._moves = KvMoves(crew)
         self._rebalancing = _rebalancing(crew, backlog, self._moves)
         self.listening = Listening(crew, backlog, self._moves, self, foresight, self._rebalancing)
@@ -106,7 +110,7 @@ class Steering:
 
         Raises: as ``found_group``.
         """
-        if await attach_group(self._crew, factory):
+        if await attach_group(self._crew, self._weights, factory):
             workers = self._crew.roster.member_workers()
             await all_of(self.listening.catch_up(worker) for worker in workers)
         elif not self._crew.roster.asleep:
@@ -232,7 +236,7 @@ class Steering:
     # The group as a whole
 
     async def _found(self) -> None:
-        await found_group(self._crew, self._say)
+        await found_group(self._crew, self._weights, self._say)
         self.waiting_for = ""
 
     async def _found_again(self) -> None:

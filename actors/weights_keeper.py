@@ -15,6 +15,20 @@ CHECKPOINT_VERSION = "0"
 
 
 @dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """Which weights the group has, and where they can be read again.
+
+    Attributes:
+        path: the directory from which all of it was read at once; "" if it came otherwise.
+        digest: by which what lies there is known again.
+    """
+
+    version: str = CHECKPOINT_VERSION
+    path: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StagedWeights:
     """New weights, ready to be loaded and not committed.
 
@@ -46,6 +60,10 @@ class WeightsKeeper(Protocol):
     call starts another one, which holds nothing."""
 
     async def kept(self) -> KeptWeights: ...
+
+    async def existing(self) -> KeptWeights | None:
+        """What a keeper that lives has committed; none is started."""
+        ...
 
     async def restore(self, path: str, version: str, digest: str) -> KeptWeights:
         """Read a committed version again from where it came.

@@ -15,6 +15,7 @@ from actors.rollout_api import (
     WorkerStatus,
 )
 from actors.settings import RuntimeSettings
+from actors.weights_keeper import WeightsKeeper
 from placement.errors import LeaseTimeoutError, RequestError, UnavailableError, UnknownIdError
 from placement.ids import RolloutId, SampleId, WorkerId
 from tests.cluster.fake_member import make_spec
@@ -30,6 +31,8 @@ class FakeCoordinator:
         factory: WorkerFactory,
         store: GroupStore,
         clock: Callable[[], float] = time.time,
+        *,
+        keeper: WeightsKeeper,
     ) -> None:
         self._settings = settings
         self._leases = leases

@@ -18,6 +18,7 @@ from actors.settings import (
 from placement.ids import RolloutId
 from placement.samples import Sampling
 from tests.unit.fake_cluster import FakeFactory, FakeLeases, FakeStore, expected_response
+from tests.unit.fake_keeper import FakeKeeper
 from tests.unit.virtual_time import clock
 
 
@@ -70,6 +71,7 @@ class World:
         self.leases = FakeLeases(slots if isinstance(slots, dict) else {"a": slots})
         self.factory = FakeFactory(self.leases)
         self.store = FakeStore()
+        self.keeper = FakeKeeper()
         self._earlier: set[asyncio.Task[Any]] = set()
 
     def coordinator(
@@ -82,6 +84,7 @@ class World:
             self.factory,
             self.store,
             clock,
+            keeper=self.keeper,
             journal=journal,
         )
 

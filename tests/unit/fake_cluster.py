@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from actors.ports import GroupRecord, Lease
 from actors.protocol import (
@@ -18,6 +19,7 @@ from actors.protocol import (
     BuildReport,
     Evicted,
     FinalizeReport,
+    LoadReport,
     ModelFacts,
     PrepareReport,
     RolledBack,
@@ -37,6 +39,7 @@ from placement.samples import FinishReason, Sample
 
 STEP_S = 0.05
 BUILD_S = 5.0
+LOAD_S = 0.4
 HOLD_S = 0.02
 VOCAB = 100
 MAX_MODEL_LEN = 200
@@ -258,6 +261,8 @@ class FakeFactory:
             running = sum(len(worker.samples) for worker in members)
             self.peak_running = max(self.peak_running, running)
             if any(worker.samples and not worker.held for worker in members):
+                versions = {worker.weight_version for worker in members}
+                assert len(versions) == 1, f"one group decodes with versions {versions}"
                 for worker in members:
                     worker.step()
 
@@ -307,6 +312,8 @@ class FakeWorker:
         """Samples that it let go of, whose KV can be fetched."""
         self.steps = 0
         self.held = False
+        self.started = False
+        self.weight_version: str | None = None
         self.old_owner_E: tuple[WorkerId, ...] = ()
         self._events: list[WorkerEvent] = []
         self._dropped = 0
@@ -361,9 +368,12 @@ class FakeWorker:
                 reason = FinishReason.LENGTH
             if reason is not None:
                 del self.samples[sample.sample_id]
-            self.emit(Tokens(sample.sample_id, start, (token,), (-token / VOCAB,), reason))
+            assert self.weight_version is not None
+            tokens = Tokens(sample.sample_id, start, (token,), (-token / VOCAB,), reason)
+            self.emit(replace(tokens, weight_version=self.weight_version))
 
     def cross(self, change: GroupChange) -> None:
+        self.started = True
         if self.worker_id in change.leavers:
             self.kept = dict(self.samples)
             self.evict_all()
@@ -381,6 +391,7 @@ class FakeWorker:
         await asyncio.sleep(BUILD_S)
         self.fault("build")
         self.spec = spec
+        self.weight_version = spec.weight_version
         return BuildReport(
             self.worker_id,
             FACTS,
@@ -394,6 +405,7 @@ class FakeWorker:
     async def start(self) -> None:
         self.fault("start")
         assert self.spec is not None
+        self.started = True
         self.group.enter(self, self.spec.members)
 
     async def fetch_kv(self, sample_ids: list[SampleId]) -> FetchedKv:
@@ -420,6 +432,15 @@ class FakeWorker:
         await asyncio.sleep(HOLD_S)
         self.fault("unhold")
         self.held = False
+
+    async def load_weights(self, version: str, chunks: tuple[Any, ...]) -> LoadReport:
+        assert self.held or not self.started, "weights were changed under a worker that decodes"
+        self.weight_version = None
+        await asyncio.sleep(LOAD_S)
+        self.fault("load_weights")
+        assert chunks == (version,), "these are not the weights of this version"
+        self.weight_version = version
+        return LoadReport(self.worker_id, version, 7, len(self.samples), {"load": LOAD_S})
 
     async def cancel(self, sample_ids: list[SampleId], keep_kv: bool = False) -> None:
         self.fault("cancel")

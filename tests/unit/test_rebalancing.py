@@ -81,6 +81,7 @@ def _coordinator(
         world.factory,
         world.store,
         clock,
+        keeper=world.keeper,
         journal=journal,
         dispatch=rule,
         release_rule=release_rule,
