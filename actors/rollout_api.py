@@ -192,7 +192,7 @@ class SampleNews:
     finish_reason: FinishReason | None
     error: str = ""
     weight_version: str = "0"
-    detail: TokenDetail | None = None
+    detail: Annotated[TokenDetail | None, Field(exclude=True)] = None
     cancelled_by: CancelledBy | None = None
     weight_versions: WeightVersions = ()
 

@@ -21,7 +21,14 @@ from actors.rollout_api import Health, OperationStatus, RolloutStatus, SampleNew
 from placement.errors import FlexFloorError, UnknownIdError
 from service.client_calls import Calls, Patience, TryAgainError
 from service.client_terms import Prompts, RolloutOptions, RolloutResult, body_of
-from service.schemas import RolloutAnswer, RolloutBody, SampleAnswer, SamplingBody, StreamOf
+from service.schemas import (
+    NewsAnswer,
+    RolloutAnswer,
+    RolloutBody,
+    SampleAnswer,
+    SamplingBody,
+    StreamOf,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +37,7 @@ _Lines = AsyncGenerator[dict[str, Any], None]
 
 _STATUS = TypeAdapter(RolloutStatus)
 _SAMPLE = TypeAdapter(SampleAnswer)
-_NEWS = TypeAdapter(tuple[SampleNews, ...])
+_NEWS = TypeAdapter(tuple[NewsAnswer, ...])
 _ANSWER = TypeAdapter(RolloutAnswer)
 
 _CONNECT_S = 10.0

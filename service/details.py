@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.rollout_api import SampleResult
+from actors.rollout_api import SampleNews, SampleResult
 from actors.token_detail import (
     Alternatives,
     PromptScores,
@@ -31,7 +31,27 @@ def clamped(logprob: float) -> float:
 
 def native_detail(sample: SampleResult) -> dict[str, Any]:
     """The fields of a native answer."""
-    detail = sample.detail
+    fields = _native_logprobs(sample.detail)
+    if sample.detail is not None and (layout := sample.detail.layout) is not None:
+        num_tokens = sample.prompt_tokens + sample.start + len(sample.token_ids)
+        rows = routed_rows(sample.detail, num_tokens)
+        fields["routed_experts"] = (
+            RoutedExpertsAnswer(None, missing=_missing(sample.detail, layout, num_tokens))
+            if rows is None
+            else _native_rows(rows.tobytes(), layout)
+        )
+    return fields
+
+
+def native_news(news: SampleNews) -> dict[str, Any]:
+    """The fields of a native line about new tokens."""
+    fields = _native_logprobs(news.detail)
+    if news.detail is not None and news.detail.layout is not None:
+        fields["routed_experts"] = _native_rows(b"".join(news.detail.routed), news.detail.layout)
+    return fields
+
+
+def _native_logprobs(detail: TokenDetail | None) -> dict[str, Any]:
     if detail is None:
         return {}
     fields: dict[str, Any] = {"top_logprobs": detail.top_logprobs or None}
@@ -39,17 +59,12 @@ def native_detail(sample: SampleResult) -> dict[str, Any]:
         logprobs, ranks = zip(*scores.chosen(), strict=True) if scores.logprobs else ((), ())
         tops = tuple(scores.alternatives())
         fields["prompt_logprobs"] = PromptLogprobsAnswer(logprobs, ranks, tops)
-    if (layout := detail.layout) is not None:
-        num_tokens = sample.prompt_tokens + sample.start + len(sample.token_ids)
-        rows = routed_rows(detail, num_tokens)
-        fields["routed_experts"] = (
-            RoutedExpertsAnswer(None, missing=_missing(detail, layout, num_tokens))
-            if rows is None
-            else RoutedExpertsAnswer(
-                base64.b64encode(rows.tobytes()).decode(), rows.shape, layout.dtype
-            )
-        )
     return fields
+
+
+def _native_rows(rows: bytes, layout: RoutingLayout) -> RoutedExpertsAnswer:
+    shape = (len(rows) // layout.row_bytes, layout.layers, layout.top_k)
+    return RoutedExpertsAnswer(base64.b64encode(rows).decode(), shape, layout.dtype)
 
 
 def _missing(detail: TokenDetail, layout: RoutingLayout, num_tokens: int) -> str:

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from actors.admission import check_start
-from actors.rollout_api import RolloutRequest, SampleResult, SampleStart, ServedModel, Strategy
+from actors.rollout_api import (
+    RolloutRequest,
+    SampleNews,
+    SampleResult,
+    SampleStart,
+    ServedModel,
+    Strategy,
+)
 from placement.errors import RequestError
 from placement.ids import RolloutId
 from placement.samples import Sampling
@@ -21,9 +28,9 @@ from service.checks import (
     check_vocabulary,
     prompt_ids,
 )
-from service.details import native_detail
+from service.details import native_detail, native_news
 from service.generation import seed_of
-from service.schemas import RolloutBody, SampleAnswer, SamplingBody
+from service.schemas import NewsAnswer, RolloutBody, SampleAnswer, SamplingBody
 from service.settings import ServiceSettings
 
 
@@ -78,6 +85,11 @@ def to_answer(sample: SampleResult, tokenizer: Tokenizer | None) -> SampleAnswer
     values = {field.name: getattr(sample, field.name) for field in fields(SampleResult)}
     text = None if tokenizer is None else tokenizer.decode(list(sample.token_ids))
     return SampleAnswer(**values, text=text, **native_detail(sample))
+
+
+def to_news(news: SampleNews) -> NewsAnswer:
+    values = {field.name: getattr(news, field.name) for field in fields(SampleNews)}
+    return NewsAnswer(**values, **native_news(news))
 
 
 def _sampling(body: RolloutBody, drawn: SamplingBody, field: str, model: ServedModel) -> Sampling:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from actors.rollout_api import RolloutStatus, SampleResult
+from actors.rollout_api import RolloutStatus, SampleNews, SampleResult
 from actors.token_detail import MAX_PROMPT_TOP_LOGPROBS, MAX_TOP_LOGPROBS, Alternatives
 
 TEXT, IDS = "(text)", "(ids)"
@@ -189,6 +189,16 @@ class SampleAnswer(SampleResult):
     """
 
     text: str | None = None
+    top_logprobs: tuple[Alternatives, ...] | None = None
+    prompt_logprobs: PromptLogprobsAnswer | None = None
+    routed_experts: RoutedExpertsAnswer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewsAnswer(SampleNews):
+    """New tokens of a sample, and what was asked for beside them: rows of routed experts are those
+    that these tokens were made of, and the prompt's logprobs come with the first ones."""
+
     top_logprobs: tuple[Alternatives, ...] | None = None
     prompt_logprobs: PromptLogprobsAnswer | None = None
     routed_experts: RoutedExpertsAnswer | None = None

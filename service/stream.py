@@ -11,19 +11,19 @@ from typing import Any
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
-from actors.rollout_api import RolloutStatus, SampleNews, SampleResult
+from actors.rollout_api import RolloutStatus, SampleResult
 from placement.errors import FlexFloorError
 from service.checks import Tokenizer
 from service.errors import describe
 from service.following import Following
-from service.native import to_answer
-from service.schemas import RolloutAnswer, SampleAnswer, StreamOf
+from service.native import to_answer, to_news
+from service.schemas import NewsAnswer, RolloutAnswer, SampleAnswer, StreamOf
 
 NDJSON = "application/x-ndjson"
 
 _STATUS: TypeAdapter[RolloutStatus] = TypeAdapter(RolloutStatus)
 _SAMPLE: TypeAdapter[SampleAnswer] = TypeAdapter(SampleAnswer)
-_NEWS: TypeAdapter[tuple[SampleNews, ...]] = TypeAdapter(tuple[SampleNews, ...])
+_NEWS: TypeAdapter[tuple[NewsAnswer, ...]] = TypeAdapter(tuple[NewsAnswer, ...])
 _ANSWER: TypeAdapter[RolloutAnswer] = TypeAdapter(RolloutAnswer)
 
 
@@ -97,6 +97,6 @@ async def _tokens(following: Following) -> AsyncIterator[bytes]:
     while not done:
         batch = await following.next_growth()
         if batch.news:
-            news = _NEWS.dump_python(batch.news, mode="json")
+            news = _NEWS.dump_python(tuple(map(to_news, batch.news)), mode="json")
             yield _line("tokens", {"cursor": batch.cursor, "samples": news})
         done = batch.done

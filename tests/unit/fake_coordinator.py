@@ -255,7 +255,18 @@ class FakeCoordinator:
             ids = self.response[growth.start : growth.stop]
             logprobs = tuple(-0.5 / 2**at for at in range(growth.start, growth.stop))
             reason = results[prompt, sample].finish_reason if growth.ended else None
-            news.append(SampleNews(prompt, sample, growth.start, ids, logprobs, reason))
+            whole = detail_of(self.requests[rollout_id], prompt, self.response[: growth.stop])
+            news.append(
+                SampleNews(
+                    prompt,
+                    sample,
+                    growth.start,
+                    ids,
+                    logprobs,
+                    reason,
+                    detail=whole and whole.cut(growth.start),
+                )
+            )
         done = len(ended) == self._total(rollout_id) and end == len(log)
         return TokenBatch(tuple(news), end, done)
 

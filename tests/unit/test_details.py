@@ -63,6 +63,28 @@ def test_native_answers_have_what_was_asked_and_null_for_the_rest() -> None:
     with_service(test)
 
 
+def test_lines_of_tokens_have_the_rows_that_their_tokens_were_made_of() -> None:
+    async def test(client: httpx.AsyncClient, coordinator: FakeCoordinator) -> None:
+        asked = body(
+            prompts=[PROMPT],
+            stream="tokens",
+            routed_experts=True,
+            prompt_logprobs=0,
+            top_logprobs=1,
+        )
+        response = await client.post("/v1/rollouts", json=asked)
+        lines = [json.loads(line) for line in response.text.splitlines()]
+        told = [s for line in lines if line["type"] == "tokens" for s in line["samples"]]
+        routed = [sample["routed_experts"] for sample in told]
+        flat = b"".join(base64.b64decode(rows["base64"]) for rows in routed)
+        assert sum(rows["shape"][0] for rows in routed) == len(PROMPT) + 1
+        assert np.array_equal(np.frombuffer(flat, "uint16").reshape(SHAPE), ROWS)
+        assert told[0]["prompt_logprobs"]["ranks"] == [1, 2]
+        assert len(told[0]["top_logprobs"]) == len(told[0]["token_ids"])
+
+    with_service(test)
+
+
 def test_rows_that_are_missing_make_no_array_and_say_why() -> None:
     async def test(client: httpx.AsyncClient, coordinator: FakeCoordinator) -> None:
         asked = body(prompts=[PROMPT], id="a", routed_experts=True)
