@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class DiskWeights:
-    """``path``: a directory of safetensors files that the coordinator's node can read."""
+    """``path``: a directory of safetensors files, or one file, that the coordinator's node can
+    read."""
 
     path: str
 
@@ -18,8 +19,8 @@ class DiskWeights:
 @dataclass(frozen=True, slots=True)
 class ObjectWeights:
     """Attributes:
-    objects: Ray object references, each to a dict of name -> CPU tensor (for a sparse delta:
-        name -> ``SparseTensor``), or, without Ray, these dicts themselves.
+    objects: each a dict of name -> CPU tensor (for a sparse delta: name -> ``SparseTensor``), or
+        the bytes of a safetensors file; or a Ray object reference to one of these.
     """
 
     objects: tuple[Any, ...]
@@ -27,7 +28,8 @@ class ObjectWeights:
 
 @dataclass(frozen=True, slots=True)
 class GroupWeights:
-    """Tensors that rank 0 of a torch.distributed group broadcasts, one after the other.
+    """Tensors that rank 0 of a torch.distributed group broadcasts, one after the other; for a
+    sparse delta those that ``actors.sparse_delta`` writes to a file.
 
     Attributes:
         group: as it was named in ``WeightsGroup``.
