@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from actors.control_api import ObjectWeights, PauseStatus
 from actors.ray_teardown import COORDINATOR_NAME
 from deploy import application
 from deploy.config import FlexFloorConfig, check_tree
@@ -31,6 +32,23 @@ class FakeCoordinatorActor(FakeCoordinator):
 
     async def aborted_ids(self) -> list[str]:
         return list(self.aborted)
+
+    async def wake(self, wait_s: float = 0.0, stay_paused: bool = False) -> PauseStatus:  # type: ignore[override]
+        """As the coordinator's actor takes it: Ray's calls have their arguments in order."""
+        return await super().wake(wait_s, stay_paused=stay_paused)
+
+    async def reset_prefix_cache(self, running: bool = False) -> bool:  # type: ignore[override]
+        return await super().reset_prefix_cache(running=running)
+
+    async def updates_made(self) -> list[tuple[str, bool, bool, list[str]]]:
+        """Of every part of an update: version, first, last, names of the tensors."""
+        made = []
+        for update in self.updates:
+            assert isinstance(update.source, ObjectWeights)
+            parts = [await reference for reference in update.source.objects]
+            names = [name for part in parts for name in part]
+            made.append((update.version, update.first, update.last, names))
+        return made
 
 
 def free_port() -> int:
