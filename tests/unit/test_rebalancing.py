@@ -1,6 +1,7 @@
 """Running samples move between members that stay, and nothing that happens meanwhile loses one."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -24,6 +25,7 @@ from tests.unit.coordinator_harness import (
     make_request,
     make_settings,
 )
+from tests.unit.test_coordinator_chaos import misfortunes, one_rollout
 from tests.unit.virtual_time import clock, run, until
 
 LENGTHS = [60, 65, 70, 75, 80, 90, 100, 110]
@@ -280,5 +282,23 @@ def test_an_aborted_sample_does_not_come_back() -> None:
             assert len(results) == len(LENGTHS)
             await asyncio.sleep(5.0)
             assert not any(w.samples for w in world.factory.workers.values())
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_meanwhile_every_sample_ends_once(seed: int) -> None:
+    async def main() -> None:
+        rng = random.Random(seed)
+        world, rule = World(), FakeRingRule()
+        world.factory.cancel_s = rng.choice([0.0, 0.2, 1.0])
+        settings = _settings(rng.choice(["copy", "recompute", "auto"]))
+        coordinator = _coordinator(world, rule, settings, decide_width)
+        async with _started(world, coordinator):
+            fate = asyncio.ensure_future(misfortunes(world, rng))
+            await asyncio.gather(*(one_rollout(coordinator, rng, f"r{i}") for i in range(3)))
+            await fate
+            await one_rollout(coordinator, rng, "last")
+        assert rule.planned
 
     run(main())
