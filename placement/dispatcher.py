@@ -1,14 +1,15 @@
 """Late binding with foresight: which queued sample starts where, and who moves to even the load.
 
 A sample is bound when a worker has a free slot and KV for what the sample has plus a reserve
-(``placement.reserve``). Those that were running before go first, then those that are expected
-to become longest: a long sample that starts last is what everybody waits for. Where nothing is
-believed, or the same of all, the order is that of arrival. When the queue is empty, running
-samples move where that pays (``placement.rebalance``).
+(``placement.reserve``). The highest priority goes first; within it those that were running
+before, then those that are expected to become longest: a long sample that starts last is what
+everybody waits for. Where nothing is believed, or the same of all, the order is that of arrival.
+When the queue is empty, running samples move where that pays (``placement.rebalance``).
 
 Invariants:
-    - Nobody is passed by more than ``window_samples`` that arrived later, and the first that
-      finds no room keeps a worker for itself (``placement.rooms``): nobody starves.
+    - Nobody is passed by more than ``window_samples`` of the same priority that arrived later, and
+      the first that finds no room keeps a worker for itself (``placement.rooms``): nobody starves
+      whom no higher priority passes for ever.
     - Where nothing runs, a sample starts that fits by what it has, whatever the reserve.
 
 Changes with every call: the reserve, and when the load was last evened out.
@@ -93,7 +94,8 @@ class Dispatcher:
         longest_N = np.fromiter((_expected_log_tokens(s) for s in queued), np.float64, count)
         first_N = np.where(new_N, longest_N, need_N)
         window_N = np.where(new_N, order_N // self._settings.window_samples, -1)
-        index = np.lexsort((order_N, -first_N, window_N))
+        priority_N = np.fromiter((s.priority for s in queued), np.int64, count)
+        index = np.lexsort((order_N, -first_N, window_N, -priority_N))
         needs = need_N.tolist()
         return [Claim(queued[i], needs[i]) for i in index.tolist()]
 

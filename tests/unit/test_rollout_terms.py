@@ -59,7 +59,10 @@ def by_prompt(results: list[SampleResult]) -> dict[int, list[SampleResult]]:
 # Priorities
 
 
-@pytest.mark.parametrize(("strategy", "policy"), [("elastic", "first_rule"), ("static", "planner")])
+@pytest.mark.parametrize(
+    ("strategy", "policy"),
+    [("elastic", "first_rule"), ("elastic", "planner"), ("static", "planner")],
+)
 def test_a_higher_priority_starts_before_all_that_wait(strategy: str, policy: str) -> None:
     async def main() -> None:
         settings = make_settings(max_workers=1, max_samples_per_worker=2).model_copy(
