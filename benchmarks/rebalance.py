@@ -1,54 +1,79 @@
-"""Whether evening the load out pays on this machine: the demo's batch on real workers, with and
-without moves between workers that stay.
+"""Whether evening the load out pays on this machine, and what a move costs: the demo's batch on real
+workers, with and without moves between workers that stay.
 
     python -m benchmarks.rebalance OUT.json
 
-Nobody leaves, so that nothing else differs, and the planner counts seconds: where it counts steps,
-no move can pay. Each way gets a service of its own; ratios are of medians within this run.
+Nobody leaves, so that nothing else differs. "planned" moves where the measured time of a step says
+that it pays; the planner counts seconds for that, since no move can pay where it counts steps.
+"eager" moves whenever the context is uneven at all. Steps do not depend on how busy the machine is,
+seconds do: where workers share cores they are no measure, and are left out.
 """
 
 import asyncio
 import os
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from actors.rollout_api import Strategy
+from actors.rollout_api import SampleResult, Strategy
 from benchmarks.provenance import provenance
 from benchmarks.spread import spread
 from deploy.demo.command import RAY_ENVIRONMENT
 from deploy.demo.plan import NUM_SLOTS
 from deploy.report.written import write_json
 
-REPEATS = 4
-"""The first of each is left out: while it runs, the time of a step is not known yet."""
-LIMIT_S = 300.0
+REPEATS = 3
+"""While the first one runs, "planned" does not know yet what a step costs."""
+LIMIT_S = 400.0
 REBALANCE_STEPS = 16
 """Of responses of at most 512 tokens; the default stands for ones fifty times as long."""
+EAGER = "benchmarks.eager_coordinator:EagerCoordinator"
 
 
-async def _rollouts(url: str, workload: Any) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Way:
+    coordinator: str = "actors.coordinator:Coordinator"
+    rebalance: bool = True
+    move_samples_by: str = "auto"
+
+
+WAYS = {
+    "without": Way(rebalance=False),
+    "planned": Way(),
+    "eager, copied": Way(EAGER, move_samples_by="copy"),
+    "eager, recomputed": Way(EAGER, move_samples_by="recompute"),
+}
+
+Answers = dict[tuple[int, int], SampleResult]
+
+
+async def _rollouts(url: str, workload: Any) -> list[tuple[int, Answers]]:
+    """Steps and answers of each repeat."""
     from deploy.demo.replay import RolloutClient  # noqa: PLC0415 - see ``measure``
 
-    figures = []
-    async with httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as http:
+    found = []
+    async with httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as http:
         client = RolloutClient(http)
         for repeat in range(REPEATS):
             await client.wait_for_workers(NUM_SLOTS, LIMIT_S, lambda _: None)
             body = workload.body(f"repeat-{repeat}", Strategy.ELASTIC)
             replay = await client.replay(body, LIMIT_S, lambda _: None)
-            usage = replay.status.usage
-            figures.append(
-                {
-                    "makespan_s": usage.span_s,
-                    "steps": usage.steps,
-                    "moved_samples": replay.status.num_moved,
-                }
-            )
-    return figures
+            results = (arrived.result for arrived in replay.samples)
+            answers = {(r.prompt_index, r.sample_index): r for r in results}
+            found.append((replay.status.usage.steps, answers))
+    return found
+
+
+def _same(ones: Answers, others: Answers) -> bool:
+    """Tokens and logprobs, bit for bit."""
+    return ones.keys() == others.keys() and all(
+        (a.token_ids, a.logprobs) == (others[key].token_ids, others[key].logprobs)
+        for key, a in ones.items()
+    )
 
 
 def measure(out_dir: Path) -> dict[str, Any]:
@@ -57,22 +82,29 @@ def measure(out_dir: Path) -> dict[str, Any]:
 
     made_of = provenance()  # refuses before anything is measured
     prepared = prepare(out_dir, short=False)
-    found = {}
-    for name, rebalance in (("without", False), ("with", True)):
+    rollouts = {}
+    for name, way in WAYS.items():
         config = configure(
-            prepared, unit="seconds", rebalance=rebalance, rebalance_steps=REBALANCE_STEPS
+            prepared, unit="seconds", rebalance=way.rebalance, rebalance_steps=REBALANCE_STEPS
         )
-        group = config.group.model_copy(
-            update={"min_workers": NUM_SLOTS, "move_samples_by": "auto"}
-        )
-        with set_stage(config.model_copy(update={"group": group}), print) as stage:
-            repeats = asyncio.run(_rollouts(stage.url, prepared.workload))[1:]
-        found[name] = {key: spread([r[key] for r in repeats]) for key in repeats[0]}
-    ratios = {
-        f"{key}_ratio": found["with"][key]["median"] / found["without"][key]["median"]
-        for key in ("makespan_s", "steps")
+        group = {"min_workers": NUM_SLOTS, "move_samples_by": way.move_samples_by}
+        config = config.model_copy(update={"group": config.group.model_copy(update=group)})
+        with set_stage(config, print, way.coordinator) as stage:
+            rollouts[name] = asyncio.run(_rollouts(stage.url, prepared.workload))
+    (_, reference), *_ = rollouts["without"]
+    return {
+        **made_of,
+        "repeats": REPEATS,
+        "samples": prepared.workload.num_samples,
+        "ways": {
+            name: {
+                "steps": spread([steps for steps, _ in found]),
+                "moves": spread([sum(len(r.worker_ids) - 1 for r in a.values()) for _, a in found]),
+                "same_tokens_and_logprobs": all(_same(reference, answers) for _, answers in found),
+            }
+            for name, found in rollouts.items()
+        },
     }
-    return {**made_of, "repeats": REPEATS - 1, **found, **ratios}
 
 
 def main() -> None:

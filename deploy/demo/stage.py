@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import ray
 
-from actors.ray_coordinator import launch, shutdown_runtime
+from actors.ray_coordinator import COORDINATOR, launch, shutdown_runtime
 from deploy import application
 from deploy.cluster import ray_cluster
 from deploy.config import FlexFloorConfig
@@ -38,8 +38,13 @@ class Stage:
 
 
 @contextmanager
-def set_stage(config: FlexFloorConfig, say: Callable[[str], None]) -> Iterator[Stage]:
+def set_stage(
+    config: FlexFloorConfig, say: Callable[[str], None], coordinator: str = COORDINATOR
+) -> Iterator[Stage]:
     """One slot per worker: GPUs, or logical ones where there are none.
+
+    Args:
+        coordinator: import path of what the coordinator's actor hosts.
 
     Raises:
         ConfigError: the machine has GPUs, but too few.
@@ -54,7 +59,7 @@ def set_stage(config: FlexFloorConfig, say: Callable[[str], None]) -> Iterator[S
         )
         ends.enter_context(stop_signals_interrupt())
         try:
-            launch(config.runtime, say=say)
+            launch(config.runtime, say=say, coordinator=coordinator)
             ends.callback(shutdown_runtime, config.namespace, say=say)
             ends.callback(application.stop)
             url = application.run(config)
