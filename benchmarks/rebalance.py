@@ -1,5 +1,5 @@
-"""Whether evening the load out pays on this machine, and what a move costs: the demo's batch on real
-workers, with and without moves between workers that stay.
+"""Whether evening the load out pays on this machine, and what a move costs: the demo's batch on
+real workers, with and without moves between workers that stay.
 
     python -m benchmarks.rebalance OUT.json
 
