@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from placement.errors import ConfigError
 
-OPEN_PATHS = frozenset({"/health", "/health_generate", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/health/", "/health_generate", "/liveness", "/metrics"})
 
 
 def read_tokens(token_file: str) -> tuple[bytes, ...]:

@@ -7,6 +7,7 @@ errors, for bodies that do not parse and for unknown paths alike.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -39,10 +40,17 @@ class RequestTooLargeError(RequestError):
     """The body has more bytes than the service takes (HTTP 413)."""
 
 
+class NotServedError(RequestError):
+    """A dialect knows this, and this service cannot do it (HTTP 501); the message says what to
+    use instead."""
+
+
 def status_code(error: FlexFloorError) -> int:
     """The status of the nearest class in the tree; an error without one is ours: 500."""
     if isinstance(error, RequestTooLargeError):
         return 413
+    if isinstance(error, NotServedError):
+        return 501
     return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
 
 
@@ -60,9 +68,11 @@ class ErrorAnswer:
     error: ErrorContent
 
 
-def error_answers(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """For a route's ``responses``."""
-    return {code: {"model": ErrorAnswer} for code in codes}
+def error_answers(*codes: int, shape: type = ErrorAnswer) -> dict[int | str, dict[str, Any]]:
+    """For a route's ``responses``, by reference: a model of their own for each would be most of
+    what making the application costs. ``shape``: a dialect's own, one of ``app.ERROR_SHAPES``."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{shape.__name__}"}}}
+    return {code: {"description": HTTPStatus(code).phrase, "content": content} for code in codes}
 
 
 def error_body(kind: str, message: str, field: str | None = None) -> dict[str, Any]:

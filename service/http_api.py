@@ -19,13 +19,13 @@ _HEAD = """\
 
 Generated from the OpenAPI document (`/openapi.json`) by `python -m service.http_api`.
 
-One service, four dialects. In all of them: what is wrong with a request is answered with 400, the
+One service, five dialects. In all of them: what is wrong with a request is answered with 400, the
 field, the value and the limit; 413 is a body that is too large, 429 (with `Retry-After`) a full
-queue, 503 (with `Retry-After`) a service that cannot do it now. A client that closes its connection
-ends its samples, unless its rollout says that it may come back (`reconnect_s`). An id that the
-client gives makes a request idempotent: repeated with the same content it joins the one that runs,
-with other content it is refused. Where `service.token_file` is set, requests without
-`Authorization: Bearer TOKEN` get 401.
+queue, 503 (with `Retry-After`) a service that cannot do it now, 501 what a dialect knows and this
+service cannot do. A client that closes its connection ends its samples, unless its rollout says
+that it may come back (`reconnect_s`). An id that the client gives makes a request idempotent:
+repeated with the same content it joins the one that runs, with other content it is refused. Where
+`service.token_file` is set, requests without `Authorization: Bearer TOKEN` get 401.
 
 The OpenAI, SGLang and vLLM dialects take more fields than they list, as long as the value changes
 nothing (`"presence_penalty": 0`); any other value is an error, and never ignored.

@@ -1,5 +1,7 @@
 """The OpenAI dialect: routes, and from its requests to ours."""
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from jinja2 import TemplateError
@@ -9,14 +11,20 @@ from placement.errors import RequestError
 from service.body import openapi_body, read_body
 from service.checks import Tokenizer, check_counts, check_model, need_tokenizer, prompt_ids
 from service.delivery import FollowedStream, answer_whole
-from service.dialect import EVENT_STREAM, dialect_route, explained
+from service.dialect import EVENT_STREAM, dialect_route, explained, generation_answers
 from service.generation import Generation, Wanted, make_generation
 from service.intake import Intake
-from service.openai_answers import ChatAnswer, CompletionAnswer, openai_error
+from service.openai_answers import (
+    ChatAnswer,
+    CompletionAnswer,
+    OpenAIErrorAnswer,
+    openai_error,
+)
 from service.openai_schemas import (
     DEFAULT_COMPLETION_TOKENS,
     ChatBody,
     CompletionBody,
+    Message,
     OpenAIBody,
 )
 
@@ -40,7 +48,9 @@ def openai_routes(intake: Intake) -> APIRouter:
 
         return await answer_whole(following, request.receive, whole())
 
-    @router.post("/v1/completions", openapi_extra=openapi_body(CompletionBody))
+    answers = generation_answers(OpenAIErrorAnswer)
+
+    @router.post("/v1/completions", openapi_extra=openapi_body(CompletionBody), responses=answers)
     async def completions(request: Request) -> Response:
         """Complete prompts. With ``stream``, server-sent events with what is new."""
         body = await read_body(request, CompletionBody, intake.settings.max_request_bytes)
@@ -62,7 +72,7 @@ def openai_routes(intake: Intake) -> APIRouter:
         model = (await intake.served_model()).path
         return await deliver(request, body, CompletionAnswer(responses, model, body, tuple(echoed)))
 
-    @router.post("/v1/chat/completions", openapi_extra=openapi_body(ChatBody))
+    @router.post("/v1/chat/completions", openapi_extra=openapi_body(ChatBody), responses=answers)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation, put into a prompt by the checkpoint's chat template."""
         body = await read_body(request, ChatBody, intake.settings.max_request_bytes)
@@ -103,17 +113,23 @@ def _check_stream_options(body: OpenAIBody) -> None:
         raise RequestError("are not streamed; ask without stream", field="prompt_logprobs")
 
 
-def _render_chat(body: ChatBody, tokenizer: Tokenizer) -> str:
+def render_chat(
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    field: str,
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
     """Raises: RequestError, with what the checkpoint's template says."""
     try:
         return tokenizer.apply_chat_template(
-            [message.as_template_input() for message in body.messages],
-            add_generation_prompt=body.add_generation_prompt,
+            [message.as_template_input() for message in messages],
+            add_generation_prompt=add_generation_prompt,
             tokenize=False,
         )
     except (ValueError, TypeError, TemplateError) as error:
         raise RequestError(
-            f"the chat template cannot take these messages: {error}", field="messages"
+            f"the chat template cannot take these messages: {error}", field=field
         ) from error
 
 
@@ -189,7 +205,12 @@ def _from_chat(
     check_model(body.model, model)
     check_counts(1, body.n or 1, intake.settings, prompts_field="messages", n_field="n")
     tokenizer = need_tokenizer(intake.tokenizer, "messages", model)
-    text = _render_chat(body, tokenizer)
+    text = render_chat(
+        body.messages,
+        tokenizer,
+        "messages",
+        add_generation_prompt=body.add_generation_prompt,
+    )
     prompt = prompt_ids(
         tokenizer.encode(text, add_special_tokens=False), "messages", model, tokenizer
     )

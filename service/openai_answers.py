@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 from actors.token_detail import Alternatives
@@ -14,6 +15,19 @@ from service.openai_schemas import ChatBody, CompletionBody
 from service.responses import Portion, Responses
 
 _KINDS = {400: "BadRequestError", 404: "NotFoundError", 401: "AuthenticationError"}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIErrorContent:
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIErrorAnswer:
+    error: OpenAIErrorContent
 
 
 def openai_error(error: FlexFloorError) -> dict[str, Any]:
@@ -240,7 +254,10 @@ class ChatAnswer(_Answer):
         }
 
     def beside_choices(self, portions: list[Portion]) -> dict[str, Any]:
-        return self._prompt_logprobs(portions[0], self._body.prompt_logprobs)
+        told = self._prompt_logprobs(portions[0], self._body.prompt_logprobs)
+        if self._body.return_token_ids:  # vLLM puts them here; there is one prompt
+            told["prompt_token_ids"] = self._prompt(portions[0])
+        return told
 
     def first_chunks(self, portion: Portion) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}

@@ -43,6 +43,8 @@ def server_info_routes(intake: Intake) -> APIRouter:
                     "data_parallel_size": len(workers),
                     "enable_expert_parallel": True,
                 },
+                # Its clients ask whether vLLM's own NCCL transfer is there; it is not.
+                "weight_transfer_config": None,
             },
         }
 

@@ -1,6 +1,6 @@
 """The SGLang dialect: routes, and from its requests to ours.
 
-Routes about weights, pauses and memory are not here: they come with what they control.
+Routes about weights, pauses and memory are ``service.sglang_control``'s.
 """
 
 import time
@@ -14,7 +14,8 @@ from placement.ids import RolloutId
 from service.body import openapi_body, read_body
 from service.checks import check_counts, prompt_ids
 from service.delivery import FollowedStream, answer_whole
-from service.dialect import EVENT_STREAM, dialect_route, explained
+from service.dialect import EVENT_STREAM, dialect_route, explained, generation_answers
+from service.errors import ErrorAnswer, error_answers
 from service.generation import Generation, make_generation
 from service.intake import Intake
 from service.sglang_answers import GenerateAnswer, sglang_error
@@ -24,7 +25,11 @@ from service.sglang_schemas import AbortBody, GenerateBody, SglangParams
 def sglang_routes(intake: Intake) -> APIRouter:
     router = APIRouter(tags=["SGLang"], route_class=dialect_route(sglang_error))
 
-    @router.post("/generate", openapi_extra=openapi_body(GenerateBody))
+    @router.post(
+        "/generate",
+        openapi_extra=openapi_body(GenerateBody),
+        responses=generation_answers(ErrorAnswer),
+    )
     async def generate(request: Request) -> Response:
         """Complete one prompt, or a list of them. With ``stream``, each event has all of its
         response so far."""
@@ -43,7 +48,11 @@ def sglang_routes(intake: Intake) -> APIRouter:
 
         return await answer_whole(responses.following, request.receive, whole())
 
-    @router.post("/abort_request", openapi_extra=openapi_body(AbortBody))
+    @router.post(
+        "/abort_request",
+        openapi_extra=openapi_body(AbortBody),
+        responses=error_answers(400, 413, 503),
+    )
     async def abort_request(request: Request) -> Response:
         """End one request, or all of them. Their clients get what there is, with
         ``finish_reason.type`` "abort". One that is not known has ended: that is no error."""

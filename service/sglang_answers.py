@@ -13,9 +13,29 @@ from service.responses import Portion, Responses
 from service.sglang_schemas import GenerateBody
 
 
+@dataclass(frozen=True, slots=True)
+class SglangErrorContent:
+    message: str
+    type: str
+    field: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SglangFailure:
+    """Of a control route, whose clients look at ``success`` and ``message``."""
+
+    success: bool
+    message: str
+    error: SglangErrorContent
+
+
 def sglang_error(error: FlexFloorError) -> dict[str, Any]:
     kind = type(error).__name__
     return {"error": {"message": str(error), "type": kind, "field": error.field}}
+
+
+def sglang_failure(error: FlexFloorError) -> dict[str, Any]:
+    return {"success": False, "message": str(error), **sglang_error(error)}
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """The vLLM dialect: routes, and from its requests to ours.
 
-Routes about weights, pauses and sleep are not here: they come with what they control.
+Routes about weights, pauses and sleep are ``service.vllm_control``'s.
 """
 
 import asyncio
@@ -13,11 +13,13 @@ from placement.errors import RequestError
 from placement.ids import RolloutId
 from service.body import openapi_body, read_body
 from service.checks import check_counts, check_model, need_tokenizer, prompt_ids
+from service.control import RANKS_FOR_WEIGHTS
 from service.delivery import FollowedStream, answer_whole
-from service.dialect import EVENT_STREAM, dialect_route, explained
+from service.dialect import EVENT_STREAM, dialect_route, explained, generation_answers
+from service.errors import error_answers
 from service.generation import Generation, make_generation
 from service.intake import Intake
-from service.openai_answers import openai_error
+from service.openai_answers import OpenAIErrorAnswer, openai_error
 from service.vllm_answers import TokensAnswer
 from service.vllm_schemas import AbortRequestsBody, TokensBody
 
@@ -25,7 +27,11 @@ from service.vllm_schemas import AbortRequestsBody, TokensBody
 def vllm_routes(intake: Intake) -> APIRouter:
     router = APIRouter(tags=["vLLM"], route_class=dialect_route(openai_error))
 
-    @router.post("/inference/v1/generate", openapi_extra=openapi_body(TokensBody))
+    @router.post(
+        "/inference/v1/generate",
+        openapi_extra=openapi_body(TokensBody),
+        responses=generation_answers(OpenAIErrorAnswer),
+    )
     async def generate(request: Request) -> Response:
         """Token ids in, token ids out. With ``stream``, server-sent events with what is new."""
         body = await read_body(request, TokensBody, intake.settings.max_request_bytes)
@@ -48,7 +54,11 @@ def vllm_routes(intake: Intake) -> APIRouter:
 
         return await answer_whole(responses.following, request.receive, whole())
 
-    @router.post("/abort_requests", openapi_extra=openapi_body(AbortRequestsBody))
+    @router.post(
+        "/abort_requests",
+        openapi_extra=openapi_body(AbortRequestsBody),
+        responses=error_answers(400, 413, 503, shape=OpenAIErrorAnswer),
+    )
     async def abort_requests(request: Request) -> Response:
         """End the named requests, or all. Their clients get what there is, with
         ``finish_reason`` "abort". One that is not known has ended: that is no error."""
@@ -63,11 +73,10 @@ def vllm_routes(intake: Intake) -> APIRouter:
         return JSONResponse({"status": "aborted", "aborted": aborted})
 
     @router.get("/get_world_size")
-    async def world_size(include_dp: bool = True) -> Response:
-        """The workers of the group as it is now; 1 without data parallelism."""
-        workers = await intake.coordinator.workers()
-        members = sum(worker.rank is not None for worker in workers)
-        return JSONResponse({"world_size": members if include_dp else 1})
+    async def world_size() -> Response:
+        """Ranks that the service is in a trainer's group for weights: one, whatever its own width,
+        which changes (``/v1/workers``)."""
+        return JSONResponse({"world_size": RANKS_FOR_WEIGHTS})
 
     return router
 

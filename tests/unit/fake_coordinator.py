@@ -73,11 +73,14 @@ class FakeCoordinator:
         self.healthy = True
         self.submit_error: Exception | None = None
         self.results_error: Exception | None = None
+        self.width = 1
         self.control: list[str] = []
         """Pauses and the like, in the order in which they were asked for."""
         self.standing = PauseStatus(ServingState.SERVING)
         self.way_out: PauseStatus | None = None
         """What comes when the group is on its way."""
+        self.stuck: PauseStatus | None = None
+        """It is on its way, and stays there."""
         self.wake_error = ""
         self.weights = WeightStatus("0")
         self.updates: list[WeightUpdate] = []
@@ -312,9 +315,11 @@ class FakeCoordinator:
         return self.standing
 
     async def pause_status(self, wait_s: float = 0.0) -> PauseStatus:
-        if self.standing.on_its_way and self.way_out is not None:
+        if self.stuck is not None:
+            await asyncio.sleep(min(wait_s, 0.01))
+        elif self.standing.on_its_way and self.way_out is not None:
             self.standing = self.way_out
-        return self.standing
+        return self.stuck or self.standing
 
     async def sleep(self, mode: PauseMode = PauseMode.ABORT, wait_s: float = 0.0) -> PauseStatus:
         self.control.append(f"sleep {mode}")
@@ -344,7 +349,10 @@ class FakeCoordinator:
         self.updates.append(update)
         if self.update_error is not None:
             raise self.update_error
-        self.weights = WeightStatus(update.version, seconds=0.5, received_bytes=8)
+        if update.last:
+            self.weights = WeightStatus(update.version, seconds=0.5, received_bytes=8)
+        else:
+            self.weights = replace(self.weights, parts_version=update.version)
         return self.weights
 
     async def weight_status(self) -> WeightStatus:
@@ -360,7 +368,7 @@ class FakeCoordinator:
     async def workers(self) -> list[WorkerStatus]:
         return [
             WorkerStatus(
-                worker_id=WorkerId(1),
+                worker_id=WorkerId(1 + rank),
                 state="decoding",
                 rank=0,
                 experts=(0, 1),
@@ -373,6 +381,7 @@ class FakeCoordinator:
                 leased_at=1.0,
                 pid=4242,
             )
+            for rank in range(self.width)
         ]
 
     async def operations(self) -> list[OperationStatus]:

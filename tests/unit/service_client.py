@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -63,6 +64,21 @@ def with_service(
             await test(client, coordinator)
 
     asyncio.run(run())
+
+
+@asynccontextmanager
+async def waiting_for_samples(
+    client: httpx.AsyncClient, coordinator: FakeCoordinator, rollout_id: str
+) -> AsyncIterator[asyncio.Task[httpx.Response]]:
+    """A request that has been accepted and waits for samples that do not end by themselves."""
+    coordinator.auto_finish = False
+    asking = asyncio.create_task(client.post("/v1/rollouts", json=body(id=rollout_id)))
+    while rollout_id not in coordinator.requests:
+        await asyncio.sleep(0.01)
+    try:
+        yield asking
+    finally:
+        asking.cancel()
 
 
 def run_bounded(work: Coroutine[Any, Any, None]) -> None:

@@ -173,11 +173,11 @@ def test_what_is_wrong_is_named(name: str) -> None:
     with_service(test)
 
 
-def test_the_world_is_as_large_as_the_group_now() -> None:
+def test_for_a_trainer_the_world_is_one_rank_however_wide_the_group_is() -> None:
     async def test(client: httpx.AsyncClient, coordinator: FakeCoordinator) -> None:
-        assert (await client.get("/get_world_size")).json() == {"world_size": 1}
-        assert (await client.get("/get_world_size?include_dp=false")).json() == {"world_size": 1}
-        wrong = await client.get("/get_world_size?include_dp=perhaps")
-        assert wrong.json()["error"]["param"] == "include_dp"
+        coordinator.width = 3
+        assert len((await client.get("/v1/workers")).json()) == 3
+        for query in ("", "?include_dp=false"):
+            assert (await client.get(f"/get_world_size{query}")).json() == {"world_size": 1}
 
     with_service(test)
