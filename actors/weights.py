@@ -95,7 +95,10 @@ class WeightUpdates:
         except FlexFloorError as error:
             _log.warning("version %s of the weights did not come: %s", update.version, error)
             telemetry.weight_updates.labels(source, "failed").inc()
-            self._status = replace(self._status, failed_version=update.version, error=str(error))
+            parts = "" if update.last else self._status.parts_version
+            self._status = replace(
+                self._status, failed_version=update.version, error=str(error), parts_version=parts
+            )
             raise
         telemetry.weight_bytes.labels(source).inc(staged.received_bytes)
         if not update.last:

@@ -90,7 +90,7 @@ def _add_pause_routes(router: APIRouter, intake: Intake) -> None:
     )
     async def continue_generation(request: Request) -> Response:
         """Load the weights that came during the pause, if any, and go on. If they cannot be
-        loaded, generation stays paused, with the weights of before."""
+        loaded, generation stays paused; asked again, it goes on with the weights of before."""
         await read_body(request, ContinueGenerationBody, max_bytes, may_be_empty=True)
         await control.finish_update(None)
         await intake.coordinator.resume()
