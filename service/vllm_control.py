@@ -162,7 +162,9 @@ def _add_weight_routes(router: APIRouter, intake: Intake) -> None:
         await intake.coordinator.init_weights_group(group)
         return JSONResponse({"message": "the service has joined the group"})
 
-    @router.post("/shutdown_weight_transfer_engine")
+    @router.post(
+        "/shutdown_weight_transfer_engine", responses=error_answers(404, shape=OpenAIErrorAnswer)
+    )
     async def shutdown_transfer() -> Response:
         """Leave the group."""
         await intake.coordinator.destroy_weights_group(GROUP)

@@ -82,3 +82,28 @@ def test_health_workers_and_metrics_answer(url: str, coordinator: ray.actor.Acto
         assert client.get("/health").json()["healthy"] is True
         assert client.get("/v1/workers").json()[0]["state"] == "decoding"
         assert "flexfloor_tokens_total" in client.get("/metrics").text
+
+
+def test_a_slash_at_the_end_of_a_path_is_kept_on_the_way_through_serve(
+    url: str, coordinator: ray.actor.ActorHandle
+) -> None:
+    with httpx.Client(base_url=url, timeout=LIMIT_S) as client:
+        assert client.get("/get_world_size/").json() == {"world_size": 1}
+        assert client.get("/v1/workers/").status_code == 404
+        of_trl = client.post("/generate/", json={"prompts": []})
+        assert of_trl.json()["error"]["field"] == "prompts"
+        of_sglang = client.post("/generate", json={})
+        assert of_sglang.json()["error"]["field"] == "text"
+
+
+def test_pauses_and_sleep_go_through_serve_to_their_end(
+    url: str, coordinator: ray.actor.ActorHandle
+) -> None:
+    with httpx.Client(base_url=url, timeout=LIMIT_S) as client:
+        assert client.post("/v1/pause", json={"mode": "keep"}).json()["state"] == "paused"
+        assert client.get("/is_paused").json() == {"is_paused": True}
+        assert client.post("/continue_generation", json={}).json()["status"] == "ok"
+        assert client.post("/sleep?level=1").json()["status"] == "sleeping"
+        assert client.post("/wake_up?tags=weights").json()["status"] == "sleeping"
+        assert client.post("/resume_memory_occupation").json()["success"] is True
+        assert client.get("/v1/pause").json()["state"] == "serving"
