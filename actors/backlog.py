@@ -14,6 +14,7 @@ from actors.rollout import Rollout, SampleRecord
 from actors.rollout_api import CancelledBy, RolloutRequest, Strategy
 from actors.settings import CoordinatorSettings
 from actors.telemetry import Telemetry
+from actors.token_watch import TokenWatch
 from placement.errors import OverloadedError, RequestError, UnknownIdError
 from placement.ids import RolloutId, SampleId, WorkerId
 from placement.samples import FinishReason, Sample
@@ -34,6 +35,7 @@ class Backlog:
         self._telemetry = telemetry
         self._clock = clock
         self._rollouts: dict[RolloutId, Rollout] = {}
+        self.tokens = TokenWatch(self.rollout)
         self._rollout_of: dict[SampleId, Rollout] = {}
         self._queued: dict[SampleId, SampleRecord] = {}
         self._running: dict[SampleId, SampleRecord] = {}
@@ -297,6 +299,7 @@ class Backlog:
         rollout = Rollout(request, samples, self._next_order, at)
         self._load_accepted += len(samples)
         self._next_order += len(samples)
+        rollout.when_grown = self.tokens.grew
         self._rollouts[request.rollout_id] = rollout
         for sample_id, record in rollout.records.items():
             self._rollout_of[sample_id] = rollout

@@ -41,6 +41,7 @@ from actors.rollout_api import (
     SampleNews,
     ServedModel,
     TokenBatch,
+    TokenWish,
     WorkerStatus,
 )
 from actors.roster import Roster
@@ -52,7 +53,7 @@ from actors.weight_exchange import WeightExchange
 from actors.weights import WeightUpdates
 from actors.weights_keeper import WeightsKeeper
 from placement.dispatch import plan_dispatch
-from placement.errors import RequestError, UnavailableError
+from placement.errors import FlexFloorError, RequestError, UnavailableError
 from placement.ids import RolloutId, SampleId
 from placement.release import ReleaseRule, decide_width
 from placement.samples import FinishReason
@@ -241,6 +242,11 @@ class Coordinator:
         self, rollout_id: RolloutId, known: tuple[int | None, ...], wait_s: float
     ) -> tuple[SampleNews, ...]:
         return await self._backlog.rollout(rollout_id).news(known, wait_s)
+
+    async def tokens_of(
+        self, wishes: tuple[TokenWish, ...], wait_s: float
+    ) -> tuple[tuple[SampleNews, ...] | FlexFloorError | None, ...]:
+        return await self._backlog.tokens.first_news(wishes, wait_s)
 
     async def new_tokens(
         self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int

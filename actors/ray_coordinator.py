@@ -40,10 +40,11 @@ from actors.rollout_api import (
     SampleNews,
     ServedModel,
     TokenBatch,
+    TokenWish,
     WorkerStatus,
 )
 from actors.settings import RuntimeSettings
-from placement.errors import ConfigError, UnavailableError
+from placement.errors import ConfigError, FlexFloorError, UnavailableError
 from placement.ids import RolloutId, SampleId
 
 logger = logging.getLogger(__name__)
@@ -123,6 +124,11 @@ class CoordinatorShell:
         self, rollout_id: RolloutId, known: tuple[int | None, ...], wait_s: float
     ) -> tuple[SampleNews, ...]:
         return await (await self._serving()).tokens(rollout_id, known, wait_s)
+
+    async def tokens_of(
+        self, wishes: tuple[TokenWish, ...], wait_s: float
+    ) -> tuple[tuple[SampleNews, ...] | FlexFloorError | None, ...]:
+        return await (await self._serving()).tokens_of(wishes, wait_s)
 
     async def new_tokens(
         self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int

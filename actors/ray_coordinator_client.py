@@ -19,9 +19,10 @@ from actors.rollout_api import (
     SampleNews,
     ServedModel,
     TokenBatch,
+    TokenWish,
     WorkerStatus,
 )
-from placement.errors import UnavailableError
+from placement.errors import FlexFloorError, UnavailableError
 from placement.ids import RolloutId, SampleId
 
 _CALL_TIMEOUT_S = 60.0  # calls take milliseconds, but one that meets a restart waits for its end
@@ -55,6 +56,11 @@ class CoordinatorClient:
     ) -> tuple[SampleNews, ...]:
         bound_s = wait_s + _CALL_TIMEOUT_S
         return await self._call("tokens", rollout_id, known, wait_s, bound_s=bound_s)
+
+    async def tokens_of(
+        self, wishes: tuple[TokenWish, ...], wait_s: float
+    ) -> tuple[tuple[SampleNews, ...] | FlexFloorError | None, ...]:
+        return await self._call("tokens_of", wishes, wait_s, bound_s=wait_s + _CALL_TIMEOUT_S)
 
     async def new_tokens(
         self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int

@@ -9,7 +9,7 @@ import array
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from actors.rollout_api import (
@@ -239,6 +239,7 @@ class Rollout:
         self._log = TokenLog()
         self._changed = asyncio.Event()
         self._grown = asyncio.Event()
+        self.when_grown: Callable[[], None] = lambda: None
 
     @property
     def rollout_id(self) -> RolloutId:
@@ -301,6 +302,7 @@ class Rollout:
     def _tell_growth(self) -> None:
         self._grown.set()
         self._grown = asyncio.Event()
+        self.when_grown()
 
     def end(
         self,
@@ -330,21 +332,25 @@ class Rollout:
 
         Raises: RequestError.
         """
+        try:
+            async with asyncio.timeout(wait_s):
+                while not (news := self.news_now(known)) and self.open:
+                    await self._grown.wait()
+        except TimeoutError:
+            return ()
+        return news
+
+    def news_now(self, known: tuple[int | None, ...]) -> tuple[SampleNews, ...]:
+        """What is beyond ``known``.
+
+        Raises: RequestError.
+        """
         if len(known) != len(self.records) or any(c is not None and c < 0 for c in known):
             raise RequestError(
                 f"has {len(known)} entries for {len(self.records)} samples; give one per sample, "
                 "a count of at least 0 or none",
                 field="known",
             )
-        try:
-            async with asyncio.timeout(wait_s):
-                while not (news := self._news(known)) and self.open:
-                    await self._grown.wait()
-        except TimeoutError:
-            return ()
-        return news
-
-    def _news(self, known: tuple[int | None, ...]) -> tuple[SampleNews, ...]:
         told = (r.news(count) for r, count in zip(self.records.values(), known, strict=True))
         return tuple(news for news in told if news is not None)
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from actors.control_api import PausePort, WeightsGroup, WeightStatus, WeightUpdate
 from actors.token_detail import RoutingLayout, TokenDetail
 from actors.weight_spans import WeightVersions
+from placement.errors import FlexFloorError
 from placement.ids import Generation, RolloutId, SampleId, WorkerId
 from placement.membership import Phase
 from placement.samples import FinishReason, Sampling
@@ -198,6 +199,14 @@ class SampleNews:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenWish:
+    """Wanted: what is new of one rollout. ``known``: as of ``CoordinatorPort.tokens``."""
+
+    rollout_id: RolloutId
+    known: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenBatch:
     """What samples got behind a cursor, at most one entry per sample.
 
@@ -338,6 +347,14 @@ class CoordinatorPort(PausePort, Protocol):
                 caller has; None for one of which nothing more is wanted.
 
         Raises: RequestError, UnknownIdError.
+        """
+
+    async def tokens_of(
+        self, wishes: tuple[TokenWish, ...], wait_s: float
+    ) -> tuple[tuple[SampleNews, ...] | FlexFloorError | None, ...]:
+        """``tokens`` of many rollouts in one call: an answer per wish, as soon as there is any.
+
+        None: there is nothing new yet. An error is that of its wish alone.
         """
 
     async def new_tokens(

@@ -16,11 +16,13 @@ from actors.rollout_api import (
     RolloutStatus,
     SampleNews,
     TokenBatch,
+    TokenWish,
 )
 from placement.errors import FlexFloorError, RequestError, UnavailableError, UnknownIdError
 from placement.ids import RolloutId, SampleId
 from service.schemas import StreamOf
 from service.settings import ServiceSettings
+from service.token_polls import TokenPolls
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +75,13 @@ class Following:
         return batch
 
     async def next_tokens(self, known: tuple[int | None, ...]) -> tuple[SampleNews, ...]:
-        """What is new beyond ``known`` (see ``CoordinatorPort.tokens``), bounded likewise.
+        """What is new beyond ``known`` (see ``CoordinatorPort.tokens``), bounded likewise. Nothing
+        may be new, though others that wait were told something.
 
         Raises: UnavailableError after ``max_wait_s``; the rollout goes on.
         """
         self._check_patience()
-        return await self._rollouts.coordinator.tokens(
-            self.status.rollout_id, known, self._rollouts.settings.poll_wait_s
-        )
+        return await self._rollouts.polls.next_tokens(TokenWish(self.status.rollout_id, known))
 
     def end_samples(self, sample_ids: tuple[SampleId, ...]) -> None:
         """Nothing more of them is wanted. Does not wait."""
@@ -107,6 +108,7 @@ class FollowedRollouts:
 
     def __init__(self, coordinator: CoordinatorPort, settings: ServiceSettings) -> None:
         self.coordinator = coordinator
+        self.polls = TokenPolls(coordinator, settings.poll_wait_s)
         self.settings = settings
         self._followed: dict[RolloutId, _Followed] = {}
         self._expected_back: dict[RolloutId, tuple[_Followed, asyncio.TimerHandle]] = {}

@@ -23,10 +23,11 @@ from actors.rollout_api import (
     SampleResult,
     ServedModel,
     TokenBatch,
+    TokenWish,
     WorkerStatus,
 )
 from actors.token_log import Growth, TokenLog
-from placement.errors import RequestError, UnknownIdError
+from placement.errors import FlexFloorError, RequestError, UnknownIdError
 from placement.ids import Generation, RolloutId, SampleId, WorkerId, make_sample_id
 from placement.membership import Phase
 from placement.samples import FinishReason, derive_sample_seed
@@ -66,6 +67,8 @@ class FakeCoordinator:
         self.ending = FinishReason.LENGTH
         self.grown: dict[RolloutId, int] = {}
         self.cut_samples: list[SampleId] = []
+        self.token_calls: list[int] = []
+        """Of each call for tokens of many, how many it asked for."""
         self.requests: dict[RolloutId, RolloutRequest] = {}
         self.ended: dict[RolloutId, list[SampleResult]] = {}
         self.aborted: list[RolloutId] = []
@@ -209,6 +212,26 @@ class FakeCoordinator:
         except TimeoutError:
             pass
         return self._news(rollout_id, known)
+
+    async def tokens_of(
+        self, wishes: tuple[TokenWish, ...], wait_s: float
+    ) -> tuple[tuple[SampleNews, ...] | FlexFloorError | None, ...]:
+        self.token_calls.append(len(wishes))
+
+        def told() -> list[tuple[SampleNews, ...] | FlexFloorError | None]:
+            return [
+                self._news(wish.rollout_id, wish.known) or None
+                if wish.rollout_id in self.requests
+                else UnknownIdError(f"no rollout {wish.rollout_id}", field="rollout_id")
+                for wish in wishes
+            ]
+
+        try:
+            async with asyncio.timeout(wait_s), self._changed:
+                await self._changed.wait_for(lambda: any(told()))
+        except TimeoutError:
+            pass
+        return tuple(told())
 
     def _news(self, rollout_id: RolloutId, known: tuple[int | None, ...]) -> tuple[SampleNews, ...]:
         ended = {
