@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from placement.errors import FlexFloorError, RequestError
-from service.errors import RETRY_AFTER_S, query_error, status_code
+from service.errors import RETRY_AFTER_S, error_answers, query_error, status_code
 
 EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
@@ -88,6 +88,12 @@ def dialect_route(shape: Shape) -> type[APIRoute]:
             return handle_or_explain
 
     return DialectRoute
+
+
+def generation_answers(shape: type) -> dict[int | str, dict[str, Any]]:
+    """The ``responses`` of a route that generates, whole or as events; ``shape``: of its errors."""
+    errors = error_answers(400, 404, 413, 429, 503, shape=shape)
+    return {200: {"content": {EVENT_STREAM: {}}}, **errors}
 
 
 def render_error(error: FlexFloorError, shape: Shape) -> JSONResponse:
