@@ -21,10 +21,10 @@ $(error ACCEL is "$(ACCEL)"; it must be cpu or gpu)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-short test test-long check format bench bench-demo bench-engine
+.PHONY: help setup demo demo-short test test-long check format bench bench-demo bench-engine bench-service
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Create the virtual environment and install everything (once per pyproject.toml)
 
@@ -73,6 +73,9 @@ bench-engine: setup ## Measure on real engines what exact mode, moves and predic
 	$(BIN)/python -m benchmarks.move_cost benchmarks/results/move_cost.json
 	$(BIN)/python -m benchmarks.rebalance benchmarks/results/rebalance.json
 	$(BIN)/python -m benchmarks.known_lengths benchmarks/results/known_lengths.json
+
+bench-service: setup ## Measure what serving costs beside decoding, by ways of asking; writes benchmarks/results
+	$(BIN)/python -m benchmarks.service_cost benchmarks/results/service_cost.json
 
 bench-demo: setup ## Measure the recorded batch on this machine; the result is named by its commit
 	$(BIN)/flexfloor demo --out out --json out/bench-$$(git describe --always --dirty).json
