@@ -16,7 +16,6 @@ from actors.protocol import ModelFacts, WorkerSpec
 from actors.roster import Roster, Worker
 from actors.settings import RuntimeSettings
 from actors.telemetry import Telemetry
-from actors.weights_keeper import CHECKPOINT_VERSION
 from placement.errors import FlexFloorError, WorkerLostError
 from placement.ids import Generation, WorkerId
 
@@ -46,6 +45,8 @@ class Crew:
         self._factory = factory
         self.slot_use = SlotUse()
         self._capacity: Capacity | None = None
+        self.membership = asyncio.Lock()
+        """Held by whoever changes who the members are, or works on all of them as they are."""
 
     @property
     def capacity(self) -> Capacity:
@@ -167,7 +168,6 @@ class Crew:
             max_samples=group.max_samples_per_worker,
             idle_beat_s=group.idle_beat_s,
             collective_timeout_s=group.collective_timeout_s,
-            weight_version=self.roster.weights.version if joiner else CHECKPOINT_VERSION,
         )
 
     async def others_now(self) -> dict[str, float]:

@@ -310,7 +310,8 @@ class Member:
             MembershipError: it failed; the live generation was not touched.
         """
         me = self._spec.worker_id
-        if self._engine.weight_version != change.weight_version:
+        joins = me in change.joiners
+        if not joins and self._engine.weight_version != change.weight_version:
             raise MembershipError(
                 f"worker {me} has weights of version {self._engine.weight_version}, and generation "
                 f"{change.generation} is to have version {change.weight_version}"
@@ -329,10 +330,12 @@ class Member:
             if prepared.transport is not None:
                 with _timed(phases, "dense"):
                     received += move_dense(self._engine, prepared.transport, me, change)
-                    if me in change.joiners:
+                    if joins:
                         self._jobs.do(self._engine.repack_dense)
                 with _timed(phases, "experts"):
                     received += move_experts(self._engine, prepared.transport, me, change.moves)
+            if joins:
+                self._engine.weight_version = change.weight_version
         except FlexFloorError:
             raise
         except RuntimeError as error:  # torch's collectives raise nothing more specific

@@ -28,7 +28,6 @@ class WorkerSpec:
         max_workers: see there; 0 stands for ``len(members)``.
         exact: the placement-invariant combine and its checks.
         max_samples: most samples at once.
-        weight_version: of the weights that it begins with: a joiner's come from its peers.
         idle_beat_s: longest wait between two control words of an idle group.
         collective_timeout_s: bound on every collective.
     """
@@ -46,7 +45,6 @@ class WorkerSpec:
     max_workers: int = 0
     idle_beat_s: float = 0.02
     collective_timeout_s: float = 30.0
-    weight_version: str = "0"
 
 
 @dataclass(frozen=True, slots=True)

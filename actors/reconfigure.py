@@ -142,6 +142,14 @@ class Reconfiguration:
             )
             if self._joiners:
                 await self._build()
+        except FlexFloorError as error:
+            await self._give_up(error)
+            return
+        async with self._crew.membership:
+            await self._replace_members(others)
+
+    async def _replace_members(self, others: dict[str, float]) -> None:
+        try:
             change = plan_group_change(
                 self.generation,
                 self._roster.members,

@@ -108,6 +108,7 @@ class Roster:
         self.weights = ServedVersion()
         self.next_weights: ServedVersion | None = None
         """What is served, and what is being loaded."""
+        self._in_change: tuple[WorkerId, ...] = ()
         self._step_offset: dict[WorkerId, int] = {}
         self._steps = 0
 
@@ -159,6 +160,11 @@ class Roster:
             self._step_offset[worker_id] = self._steps
 
     def record(self, in_change: tuple[WorkerId, ...] = ()) -> GroupRecord:
+        self._in_change = in_change
+        return self.record_again()
+
+    def record_again(self) -> GroupRecord:
+        """With the same workers in a change as the last time."""
         workers = self.member_workers()
         reports = tuple(worker.build for worker in workers if worker.build is not None)
         return GroupRecord(
@@ -169,7 +175,7 @@ class Roster:
             owner_E=self.owner_E,
             lease_names=tuple(worker.lease.name for worker in workers),
             build_reports=reports,
-            in_change=in_change,
+            in_change=self._in_change,
             pause_mode=self.pause_mode,
             asleep=self.asleep,
             facts=self.facts,

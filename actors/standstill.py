@@ -1,6 +1,7 @@
 """Work on the group as a whole, done by the loop that steers it, between two of its decisions.
 
-While it runs no change of the group is under way, none begins, and nobody is given samples.
+While it runs nobody is given samples, and no change of the group is under way, except that workers
+which are to join may be started: that touches no member.
 """
 
 import asyncio
@@ -30,10 +31,12 @@ class _Visit:
 class Standstill:
     """Args:
     wake: asks the loop for a turn.
+    membership: held by a change of the group, from its preparation to its end.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], membership: asyncio.Lock) -> None:
         self._wake = wake
+        self._membership = membership
         self._waiting: deque[_Visit] = deque()
 
     async def do(self, work: Callable[[], Awaitable[T]], wait_s: float) -> T:
@@ -60,7 +63,13 @@ class Standstill:
         return await asyncio.shield(visit.outcome)
 
     async def run(self) -> None:
-        """The loop's part: all that waits, one after the other."""
+        """The loop's part: all that waits, one after the other, unless a change is under way."""
+        if self._membership.locked():
+            return
+        async with self._membership:
+            await self._run()
+
+    async def _run(self) -> None:
         while self._waiting:
             visit = self._waiting.popleft()
             visit.begun.set()

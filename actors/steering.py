@@ -89,7 +89,7 @@ class Steering:
         backlog.when_load_ends.append(self.width.load_ended)
         self.holding = Holding(crew)
         self._wakeup = asyncio.Event()
-        self.standstill = Standstill(self.wake)
+        self.standstill = Standstill(self.wake, crew.membership)
         self.pausing = Pausing(crew, backlog, self.holding, abort, self.wake)
         self._loop: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -182,7 +182,7 @@ class Steering:
         await self.pausing.end_unfinished()
         if not self._crew.roster.members and self._wants_group:
             await self._found_again()
-        if self.width.change is None and not self._lost:
+        if not self._lost:
             await self.standstill.run()
         if self._lost:
             return

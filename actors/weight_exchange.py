@@ -57,7 +57,7 @@ class WeightExchange:
         self.phases_s = {}
         started_at = self._crew.clock()
         try:
-            await self._crew.store.record(roster.record())
+            await self._crew.store.record(roster.record_again())
             if members:
                 await self._holding.hold(HoldReason.WEIGHTS)
                 loading_since = self._lap("hold", started_at)
@@ -114,7 +114,7 @@ class WeightExchange:
     async def _decode_on(self, members: list[Worker]) -> None:
         """Members that cannot be told are lost, and so is the group."""
         try:
-            await self._crew.store.record(self._crew.roster.record())
+            await self._crew.store.record(self._crew.roster.record_again())
             await self._holding.let_go(HoldReason.WEIGHTS)
         except FlexFloorError as error:
             if members:

@@ -20,6 +20,7 @@ from actors.groups import GenerationGroups
 from actors.protocol import ModelFacts, Tokens, WorkerSpec
 from actors.sample_kv import SampleKv
 from actors.weight_chunks import WeightChunk
+from actors.weights_keeper import CHECKPOINT_VERSION
 from placement.errors import (
     ConfigError,
     MembershipError,
@@ -91,7 +92,7 @@ class Engine:
         """Sample -> tokens of its context whose KV is there, until its next token is made."""
         self.prefilled_tokens = 0
         self.refused_kv = 0
-        self.weight_version: str | None = spec.weight_version
+        self.weight_version: str | None = CHECKPOINT_VERSION
         self._eos = private.eos_token_ids(self._hosted.config)
         self.coordinators = self._hosted.coordinators
         self.placement = _linear_placement(num_experts, spec.members)

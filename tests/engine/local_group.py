@@ -190,8 +190,7 @@ class LocalGroup:
         joiner: bool,
     ) -> None:
         for w in new:
-            own = {"weight_version": self.weight_version} if joiner else {}
-            spec = WorkerSpec(w, members, generation, joiner, **self._spec, **own)
+            spec = WorkerSpec(w, members, generation, joiner, **self._spec)
             self.workers[w] = Worker(spec, self._context)
         if self._before_build is not None:
             self._all(new, self._before_build)
@@ -255,20 +254,23 @@ class LocalGroup:
         self, version: str, chunks: list[WeightChunk], *, unhold: bool = True
     ) -> dict[WorkerId, LoadReport]:
         """What the coordinator does: hold all, load on all, let them decode on."""
-        self._all(self.members, "hold")
-        reports: dict[WorkerId, LoadReport] = self._all(
-            self.members, "load_weights", version, chunks
-        )
+        self.all_members("hold")
+        reports: dict[WorkerId, LoadReport] = self.all_members("load_weights", version, chunks)
         self.weight_version = version
         if unhold:
-            self._all(self.members, "unhold")
+            self.all_members("unhold")
         return reports
+
+    def all_members(self, target: str | Callable[..., Any], *args: Any) -> dict[WorkerId, Any]:
+        """Call the same on every member."""
+        return self._all(self.members, target, *args)
 
     # ----------------------------------------------------------------------------- samples
 
     def submit(self, worker: int, *samples: Sample, kv: KvBySample | None = None) -> None:
         for sample in samples:
-            self.responses.setdefault(sample.sample_id, Response(sample))
+            begun = Response(sample, list(sample.generated_ids))
+            self.responses.setdefault(sample.sample_id, begun)
             self.responses[sample.sample_id].workers.append(WorkerId(worker))
         self.workers[WorkerId(worker)].do("submit", list(samples), kv)
 

@@ -391,7 +391,7 @@ class FakeWorker:
         await asyncio.sleep(BUILD_S)
         self.fault("build")
         self.spec = spec
-        self.weight_version = spec.weight_version
+        self.weight_version = "0"
         return BuildReport(
             self.worker_id,
             FACTS,
@@ -494,6 +494,9 @@ class FakeWorker:
     async def prepare(self, change: GroupChange) -> PrepareReport:
         await asyncio.sleep(0.5)
         self.fault("prepare")
+        if self.worker_id in change.joiners:
+            self.weight_version = change.weight_version
+        assert self.weight_version == change.weight_version
         self.old_owner_E = self.group.owner_E
         if self.group.crossing is None or self.group.crossing.change != change:
             self.group.crossing = _Crossing(change)

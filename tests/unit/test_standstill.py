@@ -13,7 +13,7 @@ from tests.unit.virtual_time import run
 
 def test_work_gets_its_turn_and_its_caller_gets_its_result_or_its_error() -> None:
     async def scene() -> None:
-        standstill = Standstill(lambda: None)
+        standstill = Standstill(lambda: None, asyncio.Lock())
 
         async def answer() -> int:
             return 7
@@ -34,7 +34,7 @@ def test_work_gets_its_turn_and_its_caller_gets_its_result_or_its_error() -> Non
 
 def test_work_whose_turn_does_not_come_is_not_done_later() -> None:
     async def scene() -> None:
-        standstill = Standstill(lambda: None)
+        standstill = Standstill(lambda: None, asyncio.Lock())
         done: list[int] = []
 
         async def work() -> None:

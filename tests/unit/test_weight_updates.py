@@ -29,7 +29,7 @@ from tests.unit.coordinator_harness import (
     make_settings,
     started,
 )
-from tests.unit.fake_cluster import STEP_S
+from tests.unit.fake_cluster import BUILD_S, STEP_S
 from tests.unit.fake_keeper import COPY_BYTES
 from tests.unit.virtual_time import run, until
 
@@ -247,6 +247,46 @@ def test_a_change_that_is_under_way_ends_before_the_weights_do() -> None:
         check_tokens(await all_results(coordinator, "r"), LENGTHS)
 
     _scene(play)
+
+
+def test_an_update_does_not_wait_for_workers_that_are_built_to_join() -> None:
+    async def play(world: World, coordinator: Coordinator) -> None:
+        check_tokens(await all_results(coordinator, "r"), LENGTHS)
+        await until(lambda: len(world.factory.members) < len(world.factory.living()), "a joiner")
+        old = world.factory.members
+        seconds = (await coordinator.update_weights(_objects("1"))).seconds
+        assert seconds < BUILD_S / 2
+        assert world.factory.members == old
+        await until(lambda: len(world.factory.members) == 4, "growth")
+        assert _versions(world) == {"1"}
+        (growth,) = [o for o in await coordinator.operations() if o.reason == "drained"]
+        assert growth.error == ""
+
+    _scene(play)
+
+
+@pytest.mark.parametrize("after_s", [0.6, 0.8])
+def test_a_coordinator_that_dies_while_workers_are_built_and_weights_loaded_leaves_nobody(
+    after_s: float,
+) -> None:
+    async def scene() -> None:
+        world, journal = World(), MemoryJournal()
+        coordinator = world.coordinator(None, journal)
+        await coordinator.start()
+        await coordinator.submit(make_request("r", LENGTHS))
+        check_tokens(await all_results(coordinator, "r"), LENGTHS)
+        await until(lambda: len(world.factory.members) < len(world.factory.living()), "a joiner")
+        joiners = set(world.factory.living()) - set(world.factory.members)
+        update = asyncio.ensure_future(coordinator.update_weights(_objects("1")))
+        await asyncio.sleep(after_s)
+        coordinator = await _coordinator_comes_back(world, journal)
+        await asyncio.wait([update])
+        assert not joiners & set(world.factory.living())
+        await coordinator.shutdown()
+        await world.factory.stop()
+        assert world.is_clean()
+
+    run(scene())
 
 
 def test_whoever_joins_later_has_the_version_of_the_peers() -> None:
