@@ -105,7 +105,7 @@ class Coordinator:
             release_rule or (self._foresight.decide_width if self._foresight else decide_width),
             self._foresight,
             served_weights := ServedWeights(self._crew, keeper),
-            self.abort,
+            self._end_for_pause,
         )
         steering = self._steering
         exchange = WeightExchange(self._crew, keeper, steering.holding, steering.lose_group)
@@ -280,6 +280,12 @@ class Coordinator:
         text = f"deadline_s = {rollout.request.deadline_s:g} s were over"
         await self._cancelling.cancel(rollout, rollout.unfinished(), CancelledBy.DEADLINE, text)
         self._steering.wake()
+
+    async def _end_for_pause(self, rollout_id: RolloutId) -> None:
+        rollout = self._backlog.rollout(rollout_id)
+        rollout.aborted = True
+        text = "the service was paused, and what was unfinished is aborted"
+        await self._cancelling.cancel(rollout, rollout.unfinished(), CancelledBy.SERVICE, text)
 
     async def pause(self, mode: PauseMode, wait_s: float = 0.0) -> PauseStatus:
         (await self._pausing()).pause(mode)

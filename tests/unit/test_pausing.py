@@ -7,6 +7,7 @@ import pytest
 from actors.control_api import PauseMode, ServingState
 from actors.coordinator import Coordinator
 from actors.journal import MemoryJournal
+from actors.rollout_api import CancelledBy
 from placement.errors import RequestError, WorkerLostError
 from placement.ids import RolloutId
 from placement.samples import FinishReason
@@ -77,6 +78,7 @@ def test_whoever_is_aborted_gets_what_there_is_and_what_comes_later_waits() -> N
             results = await asyncio.wait_for(client, BOUND_S)
             assert len(results) == len(LENGTHS)
             assert {result.finish_reason for result in results} == {FinishReason.ABORT}
+            assert {result.cancelled_by for result in results} == {CancelledBy.SERVICE}
             assert any(result.token_ids for result in results)
             assert any(not result.token_ids for result in results), "none of them had waited"
             for result in results:
