@@ -41,6 +41,7 @@ from service.trl import TRL_BODIES, trl_routes
 from service.vllm import vllm_routes
 from service.vllm_control import VLLM_CONTROL_BODIES, vllm_control_routes
 from service.vllm_schemas import AbortRequestsBody, TokensBody
+from service.vllm_tokenize import DetokenizeBody, TokenizeBody, vllm_tokenize_routes
 from service.watch import ClientGoneError
 
 TITLE = "FlexFloor"
@@ -52,6 +53,8 @@ BODIES: tuple[type[BaseModel], ...] = (
     AbortBody,
     TokensBody,
     AbortRequestsBody,
+    TokenizeBody,
+    DetokenizeBody,
     *CONTROL_BODIES,
     *SGLANG_CONTROL_BODIES,
     *VLLM_CONTROL_BODIES,
@@ -89,6 +92,7 @@ def create_app(
         sglang_control_routes,
         vllm_routes,
         vllm_control_routes,
+        vllm_tokenize_routes,
         trl_routes,
         server_info_routes,
     ):
