@@ -11,6 +11,7 @@ from functools import reduce
 
 from actors.rollout_api import SampleNews, SampleResult
 from actors.token_detail import DetailSoFar, TokenDetail, joined
+from actors.weight_spans import WeightSpans, WeightVersions
 from placement.errors import UnavailableError
 from placement.ids import SampleId, make_sample_id
 from placement.samples import FinishReason
@@ -29,6 +30,8 @@ class Portion:
         start: index of its first token in the response.
         text: "" without a tokenizer; may lag behind the tokens until the last portion.
         stop_reason: the stop string or the asked-for token id that ended it.
+        weight_version: of its last token.
+        weight_versions: of the response up to its end, as of ``SampleResult``.
         detail: of these tokens, what was asked for beside them.
         whole_detail: in the last portion, of the whole response.
     """
@@ -44,6 +47,7 @@ class Portion:
     weight_version: str
     detail: TokenDetail | None = None
     whole_detail: TokenDetail | None = None
+    weight_versions: WeightVersions = ()
 
 
 class _Response:
@@ -61,6 +65,7 @@ class _Response:
         self._include_stop = cut.include_stop
         self._only_prompt = cut.only_prompt
         self._so_far = DetailSoFar()
+        self._weight_spans = WeightSpans()
         self._reader = (
             TextReader(
                 tokenizer,
@@ -96,6 +101,8 @@ class _Response:
             if finish_reason is FinishReason.STOP:
                 finish_reason = FinishReason.LENGTH
         detail = self._detail(news, count)
+        for start, version in news.weight_versions or ((news.start, news.weight_version),):
+            self._weight_spans.extend(start, version)
         return Portion(
             index=self._index,
             prompt_index=self.prompt_index,
@@ -108,6 +115,7 @@ class _Response:
             weight_version=news.weight_version,
             detail=detail,
             whole_detail=None if finish_reason is None else self._so_far.between(0),
+            weight_versions=self._weight_spans.between(0, news.start + count),
         )
 
     def _detail(self, news: SampleNews, num_tokens: int) -> TokenDetail | None:
@@ -193,6 +201,7 @@ def _as_news(result: SampleResult) -> SampleNews:
         finish_reason=result.finish_reason,
         error=result.error,
         weight_version=result.weight_version,
+        weight_versions=result.weight_versions,
         detail=result.detail,
     )
 
@@ -211,4 +220,5 @@ def _joined(parts: list[Portion]) -> Portion:
         weight_version=last.weight_version,
         detail=reduce(joined, (part.detail for part in parts)),
         whole_detail=last.whole_detail,
+        weight_versions=last.weight_versions,
     )

@@ -63,16 +63,16 @@ class TokensAnswer:
 
     def _choice(self, portion: Portion, total_tokens: int) -> dict[str, Any]:
         """``total_tokens``: of the response, this portion included."""
-        span = {"version": portion.weight_version, "start": 0, "end": total_tokens}
+        ended = portion.finish_reason is not None
         choice: dict[str, Any] = {
             "index": portion.index,
             "finish_reason": portion.finish_reason,
             "stop_reason": portion.stop_reason,
             "token_ids": portion.token_ids,
             "logprobs": self._logprobs(portion),
-            "weight_versions": None if portion.finish_reason is None else [span],
+            "weight_versions": _spans(portion, total_tokens) if ended else None,
         }
-        if self._body.return_routed_experts and portion.finish_reason is not None:
+        if self._body.return_routed_experts and ended:
             num_tokens = len(self._prompt()) + total_tokens
             choice["routed_experts"] = routed_npy(portion.whole_detail, num_tokens)
         return choice | {"text": portion.text} if self._body.output_mode == "text" else choice
@@ -91,6 +91,16 @@ class TokensAnswer:
             drawn = drawn or _entry(token_id, logprob, None)
             content.append(drawn | {"top_logprobs": others or [drawn]})
         return {"content": content}
+
+
+def _spans(portion: Portion, total_tokens: int) -> list[dict[str, Any]]:
+    """Of the last portion: with which weights which tokens of the response came."""
+    starts = portion.weight_versions or ((0, portion.weight_version),)
+    ends = [*(start for start, _ in starts[1:]), total_tokens]
+    return [
+        {"version": version, "start": start, "end": end}
+        for (start, version), end in zip(starts, ends, strict=True)
+    ]
 
 
 def _entry(token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:

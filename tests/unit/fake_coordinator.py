@@ -27,6 +27,7 @@ from actors.rollout_api import (
     WorkerStatus,
 )
 from actors.token_log import Growth, TokenLog
+from actors.weight_spans import WeightSpans
 from placement.errors import FlexFloorError, RequestError, UnknownIdError
 from placement.ids import Generation, RolloutId, SampleId, WorkerId, make_sample_id
 from placement.membership import Phase
@@ -65,6 +66,7 @@ class FakeCoordinator:
         self.model = MODEL
         self.response: tuple[int, ...] = (104, 105)
         self.ending = FinishReason.LENGTH
+        self.weight_spans = WeightSpans()
         self.grown: dict[RolloutId, int] = {}
         self.cut_samples: list[SampleId] = []
         self.token_calls: list[int] = []
@@ -131,6 +133,7 @@ class FakeCoordinator:
             worker_ids=(WorkerId(1),),
             prompt_tokens=len(request.prompts[prompt]),
             detail=detail_of(request, prompt, self.response[:tokens]),
+            weight_versions=self.weight_spans.between(0, tokens),
         )
 
     async def finish(self, rollout_id: RolloutId, count: int) -> None:
@@ -255,6 +258,7 @@ class FakeCoordinator:
                         logprobs,
                         reason,
                         detail=detail and detail.cut(count),
+                        weight_versions=self.weight_spans.between(count, len(tokens)),
                     )
                 )
         return tuple(news)

@@ -49,6 +49,30 @@ def test_token_ids_come_back_with_logprobs_and_the_span_of_each_weight_version()
     with_service(test)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_met_new_weights_names_every_span_of_its_tokens(stream: bool) -> None:
+    async def test() -> None:
+        coordinator = FakeCoordinator(auto_finish=False)
+        coordinator.weight_spans.extend(0, "6")
+        coordinator.weight_spans.extend(1, "7")
+        app = create_app(coordinator, SETTINGS, FakeTokenizer())
+        client = LeavingClient(app, body(request_id="a", stream=stream), PATH)
+        while "a" not in coordinator.requests:
+            await asyncio.sleep(0.01)
+        if stream:
+            await coordinator.grow(RolloutId("a"), 1)
+            assert (await client.next_event())["choices"][0]["token_ids"] == [104]
+        await coordinator.finish(RolloutId("a"), 1)
+        answer = await (client.next_event() if stream else client.next_line())
+        assert answer["choices"][0]["weight_versions"] == [
+            {"version": "6", "start": 0, "end": 1},
+            {"version": "7", "start": 1, "end": 2},
+        ]
+        await client.request
+
+    run_bounded(test())
+
+
 def test_without_a_bound_a_response_may_fill_the_context() -> None:
     async def test(client: httpx.AsyncClient, coordinator: FakeCoordinator) -> None:
         assert (await client.post(PATH, json={"token_ids": [1, 2]})).status_code == 200
