@@ -6,6 +6,7 @@ from pathlib import Path
 
 from actors.ports import GroupStore, LeasePort, WorkerFactory
 from actors.settings import RuntimeSettings
+from actors.weights_keeper import WeightsKeeper
 from deploy.config import load_config
 from deploy.serving import serve_until_signal
 from tests.unit.fake_coordinator import FakeCoordinator
@@ -20,6 +21,8 @@ class HostedFakeCoordinator(FakeCoordinator):
         leases: LeasePort,
         factory: WorkerFactory,
         store: GroupStore,
+        *,
+        keeper: WeightsKeeper,
     ) -> None:
         super().__init__()
         self._leases = leases
