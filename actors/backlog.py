@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection
 from actors.accounting import LeaseLedger
 from actors.journal import Accepted, Bound, Ended, Generated, Journal
 from actors.protocol import Tokens
-from actors.rollout import Rollout, SampleRecord
+from actors.rollout import Rollout
 from actors.rollout_api import CancelledBy, RolloutRequest, Strategy
+from actors.sample_record import SampleRecord
 from actors.settings import CoordinatorSettings
 from actors.telemetry import Telemetry
 from actors.token_watch import TokenWatch

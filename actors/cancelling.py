@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from actors.backlog import Backlog
 from actors.concurrently import each_of
 from actors.crew import Crew
-from actors.rollout import Cancellation, Rollout, SampleRecord
+from actors.rollout import Rollout
 from actors.rollout_api import CancelledBy
+from actors.sample_record import Cancellation, SampleRecord
 from placement.ids import SampleId, WorkerId
 
 _LET_GO_S = 10.0  # a worker lets go at its next step boundary; a step is far shorter

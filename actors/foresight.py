@@ -22,7 +22,8 @@ from pathlib import Path
 from actors.length_history import read_length_history, write_length_history
 from actors.measured_costs import MeasuredCosts
 from actors.protocol import ModelFacts
-from actors.rollout import Rollout, SampleRecord
+from actors.rollout import Rollout
+from actors.sample_record import SampleRecord
 from actors.settings import PlanningSettings, RuntimeSettings
 from placement.cost import TimeUnit
 from placement.dispatcher import Dispatcher, DispatchSettings

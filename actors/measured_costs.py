@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from actors.protocol import ModelFacts
-from actors.rollout import SampleRecord
+from actors.sample_record import SampleRecord
 from placement.cost import MeasuredStep, ReconfigurationCost, StepTimeModel, TimeUnit
 from placement.horizon import GroupCosts
 from placement.ids import WorkerId

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from actors.backlog import Backlog
 from actors.crew import Crew
 from actors.foresight import Foresight
-from actors.rollout import SampleRecord
 from actors.rollout_api import Strategy
+from actors.sample_record import SampleRecord
 from placement.ids import WorkerId
 from placement.views import GroupView, SampleView
 

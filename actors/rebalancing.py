@@ -22,8 +22,8 @@ from actors.concurrently import each_of
 from actors.crew import Crew
 from actors.kv_moves import KvMoves
 from actors.protocol import Evicted
-from actors.rollout import SampleRecord
 from actors.roster import Worker
+from actors.sample_record import SampleRecord
 from placement.errors import WorkerLostError
 from placement.ids import SampleId, WorkerId
 from placement.rooms import Room, kv_need_tokens

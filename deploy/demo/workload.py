@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.rollout import key_of_prompt
 from actors.rollout_api import Strategy
+from actors.sample_record import key_of_prompt
 from deploy.demo.trace import Trace
 from placement.lengths import LengthHistory, LengthPredictor
 

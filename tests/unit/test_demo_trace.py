@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.rollout import key_of_prompt
 from actors.rollout_api import Strategy
+from actors.sample_record import key_of_prompt
 from deploy.demo.plan import plan_demo
 from deploy.demo.trace import PAST_PATH, PAST_SHA256, TRACE_PATH, TRACE_SHA256, load_trace
 from deploy.demo.workload import Workload

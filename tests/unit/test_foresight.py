@@ -10,8 +10,9 @@ from actors.foresight import Foresight
 from actors.journal import MemoryJournal
 from actors.length_history import read_length_history, write_length_history
 from actors.measured_costs import MeasuredCosts
-from actors.rollout import Rollout, SampleRecord, key_of_prompt
+from actors.rollout import Rollout
 from actors.rollout_api import OperationStatus, RolloutRequest, ServedModel, Strategy
+from actors.sample_record import SampleRecord, key_of_prompt
 from actors.settings import PlanningSettings, RuntimeSettings
 from placement.cost import TimeUnit
 from placement.errors import ConfigError
