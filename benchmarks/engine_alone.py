@@ -7,7 +7,7 @@ waits, and computes nothing, while others are measured.
 import multiprocessing
 import statistics
 from multiprocessing.connection import Connection
-from time import perf_counter
+from time import perf_counter, process_time, thread_time
 from types import TracebackType
 from typing import Any, Self
 
@@ -41,7 +41,7 @@ class EngineAlone:
         self._process.join()
 
     def decode(self) -> dict[str, float]:
-        """Seconds of the batch, and what a decode step takes (see ``_Stopwatch``)."""
+        """Seconds and CPU seconds of the batch, and CPU ms of a step (see ``_Stopwatch``)."""
         self._pipe.send("decode")
         if not self._pipe.poll(CALL_LIMIT_S):
             raise TimeoutError(f"the engine has not decoded the batch within {CALL_LIMIT_S:g} s")
@@ -86,16 +86,20 @@ def _host(
             Sample(SampleId(str(number)), tuple(prompt), sampling, seed=number)
             for number, prompt in enumerate(prompts)
         ]
-        began = perf_counter()
+        began, began_cpu_s = perf_counter(), process_time()
         for sample in samples:
             engine.add(sample)
         while engine.has_unfinished():
             watch.step()
-        pipe.send({"seconds": perf_counter() - began, **watch.medians_ms()})
+        cpu_s = process_time() - began_cpu_s
+        pipe.send({"seconds": perf_counter() - began, "cpu_s": cpu_s, **watch.medians_ms()})
 
 
 class _Stopwatch:
-    """Divides an engine's steps: the model's forward, vLLM's step around it, ours around that."""
+    """Divides an engine's steps: the model's forward, vLLM's step around it, ours around that.
+
+    In CPU time of the one thread that does all of it: other processes do not lengthen it.
+    """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -105,15 +109,15 @@ class _Stopwatch:
         forward, step = hosted.runner.model.forward, hosted.core.step_fn
 
         def timed_forward(*args: Any, **kwargs: Any) -> Any:
-            began = perf_counter()
+            began = thread_time()
             result = forward(*args, **kwargs)
-            self._forward_s += perf_counter() - began
+            self._forward_s += thread_time() - began
             return result
 
         def timed_step() -> Any:
-            began = perf_counter()
+            began = thread_time()
             result = step()
-            self._vllm_s += perf_counter() - began
+            self._vllm_s += thread_time() - began
             return result
 
         hosted.runner.model.forward = timed_forward
@@ -121,9 +125,9 @@ class _Stopwatch:
 
     def step(self) -> None:
         self._forward_s = self._vllm_s = 0.0
-        began = perf_counter()
+        began = thread_time()
         self._engine.step()
-        self._steps.append((perf_counter() - began, self._vllm_s, self._forward_s))
+        self._steps.append((thread_time() - began, self._vllm_s, self._forward_s))
 
     def medians_ms(self) -> dict[str, float]:
         """Of the steps since it was asked last."""
