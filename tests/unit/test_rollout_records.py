@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from actors.accounting import LeaseLedger
@@ -9,6 +11,7 @@ from actors.protocol import Tokens
 from actors.rollout_api import RolloutRequest, ServedModel, Strategy
 from actors.settings import CoordinatorSettings
 from actors.telemetry import Telemetry
+from actors.token_detail import RoutingLayout, TokenDetail
 from placement.errors import MembershipError, UnknownIdError
 from placement.ids import RolloutId, SampleId, WorkerId
 from placement.samples import FinishReason, Sample, Sampling
@@ -166,3 +169,20 @@ def test_a_sample_is_measured_from_its_acceptance_and_between_its_reports() -> N
     assert observed("first_token_seconds") == (1, 5.0)
     assert observed("token_gap_seconds") == (2, 0.5 + 4.0)
     assert observed("sample_seconds") == (1, 10.0)
+
+
+def test_what_was_asked_beside_tokens_is_kept_once_and_outlives_the_coordinator() -> None:
+    journal = MemoryJournal()
+    records = with_rollout(journal)
+    records.bind(records.record(S0), W)
+    layout = RoutingLayout(layers=1, top_k=1, dtype="uint8")
+    whole = TokenDetail((((7, -1.0),), ((8, -2.0),)), (b"\x01\x02\x03", b"\x04"), layout)
+    records.add_tokens(replace(tokens(S0, 0, 1), detail=whole.cut(0, 1)))
+    records.add_tokens(replace(tokens(S0, 0, 1, 2), detail=whole))
+    assert records.record(S0).result().detail == whole
+    later = backlog(journal)
+    later.replay(samples_of)
+    assert later.record(S0).result().detail == whole
+    news = later.record(S0).news(1)
+    assert news is not None
+    assert news.detail == whole.cut(1)
