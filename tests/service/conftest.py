@@ -6,10 +6,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import ray
+from ray import serve
 
 from actors.control_api import ObjectWeights, PauseStatus
+from actors.ray_coordinator import launch, shutdown_runtime
 from actors.ray_teardown import COORDINATOR_NAME
 from deploy import application
 from deploy.config import FlexFloorConfig, check_tree
@@ -18,6 +21,8 @@ from tests.unit.fake_coordinator import FakeCoordinator
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "test-service"
+REAL_NAMESPACE = "test-real-service"
+NUM_REAL_WORKERS = 2
 
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -106,3 +111,38 @@ def coordinator(ray_cluster: None) -> Iterator[ray.actor.ActorHandle]:
 def url(config: FlexFloorConfig, coordinator: ray.actor.ActorHandle) -> Iterator[str]:
     yield application.run(config)
     application.stop()
+
+
+@pytest.fixture(scope="module")
+def real_url(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base address of a service of its own on the cluster's Ray Serve."""
+    model = make_model(tmp_path_factory.mktemp("real") / "tiny")
+    tree = {
+        "model": {"path": str(model), "max_model_len": 512, "exact": True},
+        "group": {
+            "max_workers": NUM_REAL_WORKERS,
+            "max_samples_per_worker": 8,
+            "kv_memory_bytes": 16 << 20,
+        },
+        "lease": {"resources": {"CPU": 0.5}},
+        # The workers share the cores, and the responses are short.
+        "planning": {"unit": "steps", "replan_steps": 4},
+        "service": {"poll_wait_s": 1.0},
+        "namespace": REAL_NAMESPACE,
+    }
+    config, errors = check_tree(tree)
+    assert config is not None, errors
+    launch(config.runtime)
+    try:
+        serve.run(application.compose(config), name="real", route_prefix="/real")
+        yield f"{url}/real"
+        serve.delete("real")
+    finally:
+        shutdown_runtime(REAL_NAMESPACE)
+
+
+@pytest.fixture(scope="module")
+def model(real_url: str) -> str:
+    """The name of the model that is served."""
+    name: str = httpx.get(f"{real_url}/v1/models", timeout=60.0).json()["data"][0]["id"]
+    return name

@@ -9,7 +9,6 @@ import asyncio
 import base64
 import io
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -18,17 +17,11 @@ import numpy as np
 import openai
 import pytest
 from openai.types import Completion, CompletionChoice
-from ray import serve
 
-from actors.ray_coordinator import launch, shutdown_runtime
-from deploy import application
-from deploy.config import check_tree
-from deploy.make_model import make_model
+from tests.service.conftest import NUM_REAL_WORKERS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
-NAMESPACE = "test-real-clients"
-NUM_WORKERS = 2
 LIMIT_S = 90.0
 POLL_S = 0.05
 NUM_OPEN = 4096
@@ -40,41 +33,6 @@ LENGTHS = (12, 20, 16, 24, 30, 18, 260)
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def real_url(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The base address of a service of its own on the cluster's Ray Serve."""
-    model = make_model(tmp_path_factory.mktemp("real") / "tiny")
-    tree = {
-        "model": {"path": str(model), "max_model_len": 512, "exact": True},
-        "group": {
-            "max_workers": NUM_WORKERS,
-            "max_samples_per_worker": 8,
-            "kv_memory_bytes": 16 << 20,
-        },
-        "lease": {"resources": {"CPU": 0.5}},
-        # The workers share the cores, and the responses are short.
-        "planning": {"unit": "steps", "replan_steps": 4},
-        "service": {"poll_wait_s": 1.0},
-        "namespace": NAMESPACE,
-    }
-    config, errors = check_tree(tree)
-    assert config is not None, errors
-    launch(config.runtime)
-    try:
-        serve.run(application.compose(config), name="real", route_prefix="/real")
-        yield f"{url}/real"
-        serve.delete("real")
-    finally:
-        shutdown_runtime(NAMESPACE)
-
-
-@pytest.fixture(scope="module")
-def model(real_url: str) -> str:
-    """The name of the model that is served."""
-    name: str = httpx.get(f"{real_url}/v1/models", timeout=LIMIT_S).json()["data"][0]["id"]
-    return name
 
 
 def openai_client(real_url: str) -> openai.AsyncOpenAI:
@@ -104,7 +62,7 @@ async def whole(client: httpx.AsyncClient, real_url: str) -> None:
         workers = (await client.get(f"{real_url}/v1/workers")).json()
         operations = (await client.get(f"{real_url}/v1/operations")).json()
         members = sum(worker["rank"] is not None for worker in workers)
-        if members == NUM_WORKERS and all(op["ended_at"] is not None for op in operations):
+        if members == NUM_REAL_WORKERS and all(op["ended_at"] is not None for op in operations):
             return
         assert time.monotonic() < deadline_s, (workers, operations[-1:])
         await asyncio.sleep(POLL_S)
