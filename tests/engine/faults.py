@@ -8,6 +8,7 @@ import torch
 
 import actors.migration as migration
 from actors.member import Member
+from placement.errors import WeightUpdateError
 from placement.ids import Generation
 
 
@@ -85,3 +86,16 @@ def use_torch_linear(member: Member) -> None:
     import vllm._custom_ops as ops
 
     ops._supports_onednn = False
+
+
+def fail_in_load(member: Member) -> None:
+    """Break the next load of weights off when its first chunk has been loaded."""
+    engine = member._engine
+    load = engine.load_chunk
+
+    def load_and_fail(chunk: Any) -> None:
+        load(chunk)
+        del engine.load_chunk  # the next one works again
+        raise WeightUpdateError("made to fail behind its first chunk")
+
+    engine.load_chunk = load_and_fail  # type: ignore[method-assign]

@@ -20,25 +20,13 @@ from actors.control_api import (
     WeightUpdate,
 )
 from actors.published_weights import PublishedWeights
-from actors.weight_chunks import WeightChunk
 from actors.weights_group import TrainerGroups
 from placement.errors import RequestError, UnavailableError, UnknownIdError
 from tests.unit import trainer
+from tests.unit.list_shelf import ListShelf
 
 Tensors = dict[str, torch.Tensor]
 CHUNK_BYTES = 2000
-
-
-class ListShelf:
-    """A handle is the chunk itself."""
-
-    def put(self, chunk: WeightChunk) -> Any:
-        chunk.buffer.flags.writeable = False  # as Ray's are
-        return chunk
-
-    def get(self, handle: Any) -> WeightChunk:
-        assert isinstance(handle, WeightChunk)
-        return handle
 
 
 def _tensors(seed: int) -> Tensors:
