@@ -7,7 +7,6 @@ replica, however wide.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from actors.rollout_api import CoordinatorPort, RolloutRequest
 from placement.errors import FlexFloorError, RequestError, UnavailableError
 from placement.ids import RolloutId
 from service.client_calls import Patience, TryAgainError
+from service.control import until_settled
 from service.verl_requests import to_output, to_rollout
 
 logger = logging.getLogger(__name__)
@@ -159,12 +159,4 @@ class VerlServer:
         self._global_steps = global_steps
 
     async def _settled(self, status: PauseStatus) -> PauseStatus:
-        deadline_s = time.monotonic() + _SETTLE_S
-        while status.on_its_way:
-            if time.monotonic() > deadline_s:
-                raise UnavailableError(
-                    f"the group is still {status.state} after {_SETTLE_S:g} s; it waits for "
-                    f"{status.waiting_for}"
-                )
-            status = await self._coordinator.pause_status(_POLL_S)
-        return status
+        return await until_settled(self._coordinator, status, bound_s=_SETTLE_S, poll_s=_POLL_S)

@@ -14,6 +14,7 @@ from actors.control_api import (
     GroupWeights,
     ObjectWeights,
     PauseMode,
+    PausePort,
     PauseStatus,
     ServingState,
     WeightStatus,
@@ -27,6 +28,24 @@ RANKS_FOR_WEIGHTS = 1
 """What the service is in a trainer's group for weights, however wide its own group is."""
 NO_TENSORS = ObjectWeights(())
 """Of a part that only begins or ends an update."""
+
+
+async def until_settled(
+    coordinator: PausePort, status: PauseStatus, *, bound_s: float, poll_s: float
+) -> PauseStatus:
+    """How it is once the group is no more on its way to another state.
+
+    Raises: UnavailableError, after ``bound_s``.
+    """
+    deadline_s = time.monotonic() + bound_s
+    while status.on_its_way:
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(
+                f"the group is still {status.state} after {bound_s:g} s; it waits for "
+                f"{status.waiting_for}; ask again, or raise service.max_wait_s"
+            )
+        status = await coordinator.pause_status(poll_s)
+    return status
 
 
 class Control:
@@ -61,15 +80,12 @@ class Control:
             return await watch.first(self._until_settled(status))
 
     async def _until_settled(self, status: PauseStatus) -> PauseStatus:
-        deadline_s = time.monotonic() + self._settings.max_wait_s
-        while status.on_its_way:
-            if time.monotonic() > deadline_s:
-                raise UnavailableError(
-                    f"the group is still {status.state} after service.max_wait_s = "
-                    f"{self._settings.max_wait_s:g} s; it waits for {status.waiting_for}"
-                )
-            status = await self._coordinator.pause_status(self._settings.poll_wait_s)
-        return status
+        return await until_settled(
+            self._coordinator,
+            status,
+            bound_s=self._settings.max_wait_s,
+            poll_s=self._settings.poll_wait_s,
+        )
 
     async def update(
         self, source: DiskWeights | ObjectWeights | GroupWeights, version: str | None

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import httpx
 import pytest
 
+from actors.control_api import DiskWeights, PauseMode, ServingState, WeightUpdate
 from actors.rollout_api import RolloutState
 from placement.errors import (
     FlexFloorError,
@@ -244,6 +245,26 @@ def test_an_unknown_rollout_is_an_error_and_a_sick_service_says_what_is_wrong() 
         assert [operation.generation for operation in await client.operations()] == [2]
         coordinator.healthy = False
         assert "no step for 61" in (await client.health()).detail
+
+    with_client(test)
+
+
+def test_the_group_is_paused_put_to_sleep_and_given_new_weights() -> None:
+    async def test(
+        client: AsyncFlexFloorClient, network: FakeNetwork, coordinator: FakeCoordinator
+    ) -> None:
+        paused = await client.pause(PauseMode.WAIT)
+        assert (paused.state, paused.mode) == (ServingState.PAUSED, PauseMode.WAIT)
+        assert (await client.resume()).state is ServingState.SERVING
+        assert (await client.sleep()).state is ServingState.ASLEEP
+        with pytest.raises(RequestError, match="wake it"):
+            await client.resume()
+        assert (await client.wake()).state is ServingState.SERVING
+        updated = await client.update_weights("7", "/weights/7", base_version="6", checksum="c")
+        assert updated == await client.weights()
+        assert updated.version == "7"
+        (update,) = coordinator.updates
+        assert update == WeightUpdate(DiskWeights("/weights/7"), "7", "6", "c")
 
     with_client(test)
 

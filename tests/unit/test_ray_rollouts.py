@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from actors.control_api import ServingState
 from placement.errors import RequestError, UnavailableError, UnknownIdError
 from placement.ids import RolloutId
 from service.client_calls import Patience
@@ -46,6 +47,34 @@ def test_samples_come_as_they_end_and_the_whole_in_order() -> None:
         assert [sample.sample_index for sample in streamed] == [0, 1, 2, 3, 4]
         assert (await port.health()).healthy
         assert len(await port.workers()) == len(await port.operations()) == 1
+
+    with_port(test)
+
+
+def test_tokens_come_as_they_grow() -> None:
+    async def test(port: PortRollouts, coordinator: FakeCoordinator) -> None:
+        news = [item async for item in port.stream_tokens(["hi"], SAMPLING, n=2)]
+        assert [(item.sample_index, item.token_ids) for item in news] == [
+            (0, (104, 105)),
+            (1, (104, 105)),
+        ]
+        assert all(item.finish_reason is not None for item in news)
+
+    with_port(test)
+
+
+def test_the_group_is_paused_put_to_sleep_and_given_new_weights() -> None:
+    async def test(port: PortRollouts, coordinator: FakeCoordinator) -> None:
+        assert (await port.pause()).state is ServingState.PAUSED
+        assert (await port.resume()).state is ServingState.SERVING
+        assert (await port.sleep()).state is ServingState.ASLEEP
+        assert (await port.wake()).state is ServingState.SERVING
+        assert (await port.update_weights("7", "/weights/7")).version == "7"
+        assert (await port.weights()).version == "7"
+        coordinator.wake_error = "no slot is free"
+        await port.sleep()
+        with pytest.raises(UnavailableError, match="no slot is free"):
+            await port.wake()
 
     with_port(test)
 
