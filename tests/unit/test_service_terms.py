@@ -98,3 +98,13 @@ def test_the_same_id_without_a_seed_joins_too() -> None:
         assert other["rollout"]["seed"] != answers[0]["rollout"]["seed"]
 
     with_service(test)
+
+
+def test_headers_by_which_others_route_change_nothing() -> None:
+    async def test(client: httpx.AsyncClient, coordinator: FakeCoordinator) -> None:
+        plain = (await client.post("/v1/rollouts", json=body(id="a"))).json()
+        headers = {"X-Session-ID": "s-1", "X-data-parallel-rank": "3"}
+        same = (await client.post("/v1/rollouts", json=body(id="a"), headers=headers)).json()
+        assert same == plain
+
+    with_service(test)
