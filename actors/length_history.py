@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from placement.length_fit import LengthFit
 from placement.lengths import LengthHistory, PromptPast
 
 FORMAT = "flexfloor-length-history"
-VERSION = 1
+VERSION = 2
+READABLE = (1, VERSION)
+"""Version 1 did not know how much the samples of a prompt differ."""
 MOST_BYTES = 64 << 20
 """About half a million prompts; a predictor remembers fewer (``LengthPredictor.max_prompts``)."""
 
@@ -65,8 +67,8 @@ def read_length_history(path: Path) -> LengthHistory:
     header = _parse(path, head)
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise _unusable(path, "is not a length history")
-    if header.get("version") != VERSION:
-        raise _unusable(path, f"has version {header.get('version')!r}, not {VERSION}")
+    if header.get("version") not in READABLE:
+        raise _unusable(path, f"has version {header.get('version')!r}, not one of {READABLE}")
     if len(body) > MOST_BYTES + 1:
         raise _unusable(path, f"is larger than {MOST_BYTES} bytes")
     if hashlib.sha256(body.removesuffix(b"\n")).hexdigest() != header.get("sha256"):
@@ -84,15 +86,14 @@ def _to_json(history: LengthHistory) -> dict[str, Any]:
         "judged": history.judged,
         "error_predicted": history.error_predicted,
         "error_mean": history.error_mean,
-        "prompts": [[p.prompt_key, p.weight, p.mean_log_tokens] for p in history.prompts],
+        "prompts": [astuple(prompt) for prompt in history.prompts],
     }
 
 
 def _from_json(body: Any) -> LengthHistory:
     return LengthHistory(
         prompts=tuple(
-            PromptPast(str(key), _finite(weight), _finite(mean))
-            for key, weight, mean in body["prompts"]
+            PromptPast(str(key), *map(_finite, numbers)) for key, *numbers in body["prompts"]
         ),
         fit=LengthFit(**{name: _finite(value) for name, value in body["fit"].items()}),
         num_rollouts=int(body["num_rollouts"]),

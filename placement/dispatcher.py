@@ -2,9 +2,10 @@
 
 A sample is bound when a worker has a free slot and KV for what the sample has plus a reserve
 (``placement.reserve``). The highest priority goes first; within it those that were running
-before, then those that are expected to become longest: a long sample that starts last is what
-everybody waits for. Where nothing is believed, or the same of all, the order is that of arrival.
-When the queue is empty, running samples move where that pays (``placement.rebalance``).
+before, then a scout of each prompt, from which the predictor learns about the others, then those
+that are expected to become longest: a long sample that starts last is what everybody waits for.
+Where nothing is believed, or the same of all, the order is that of arrival. When the queue is
+empty, running samples move where that pays (``placement.rebalance``).
 
 Invariants:
     - Nobody is passed by more than ``window_samples`` of the same priority that arrived later, and
@@ -12,10 +13,12 @@ Invariants:
       whom no higher priority passes for ever.
     - Where nothing runs, a sample starts that fits by what it has, whatever the reserve.
 
-Changes with every call: the reserve, and when the load was last evened out.
+Changes with every call: the reserve, which prompts have begun, and when the load was last evened
+out.
 """
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +32,10 @@ from placement.reserve import Reserve, ReserveTuner
 from placement.rooms import Room, place
 from placement.survivors import Claim
 from placement.views import Binding, DispatchPlan, GroupView, Move, SampleView
+
+_CHUNK = 128  # of the queue, whose needs are computed at once
+_PATIENCE = 256  # samples that may find no room before the rest is not looked at
+_CERTAIN_SIGMA = 0.05  # of a belief to which the prompt's other samples could add nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +73,14 @@ class Dispatcher:
         self.costs = costs
         self._tuner = tuner or ReserveTuner(Reserve())
         self._balanced_at = 0
+        self._begun: set[str] = set()
+        self._steps = 0
 
     def __call__(self, view: GroupView) -> DispatchPlan:
+        if view.steps < self._steps or not (view.steps or view.running):  # another load
+            self._balanced_at = 0
+            self._begun.clear()
+        self._steps = view.steps
         reserve = self._tuner.update(view)
         if not view.queued:
             return DispatchPlan((), self._even_out(view))
@@ -76,43 +89,50 @@ class Dispatcher:
         rooms = _rooms(view, reserve)
         if all(room.full for room in rooms):
             return DispatchPlan(())
-        claims = self._claims(view, reserve)
-        placed = place(claims, rooms, 1)
+        placed = place(self._claims(view, reserve), rooms, 1, patience=_PATIENCE)
         bindings = [Binding(claim.sample.sample_id, room.worker_id) for claim, room in placed]
+        self._begun.update(claim.sample.prompt_key for claim, _ in placed)
         if not placed and not view.running:
-            bindings = _first_that_fits(claims, view)
+            bindings = _first_that_fits(self._claims(view, reserve), view)
         return DispatchPlan(tuple(bindings))
 
-    def _claims(self, view: GroupView, reserve: Reserve) -> list[Claim]:
-        """Queued samples with their needs, in the order in which they are to be bound."""
-        queued = view.queued
-        need_N = reserve.needs(queued, view.kv_block_tokens)
-        count = len(queued)
-        order_N = np.fromiter((s.order for s in queued), np.int64, count)
-        new_N = np.fromiter((s.generated_tokens == 0 for s in queued), np.bool_, count)
+    def _claims(self, view: GroupView, reserve: Reserve) -> Iterator[Claim]:
+        """Queued samples with their needs, in the order in which they are to be bound; made as
+        they are asked for, because of a long queue only the head finds room."""
+        scouted = set(self._begun)
+        arrived = sorted(view.queued, key=lambda sample: sample.order)
+        heap = [(self._urgency(sample, scouted), sample) for sample in arrived]
+        heapq.heapify(heap)
+        while heap:
+            head = [heapq.heappop(heap)[1] for _ in range(min(_CHUNK, len(heap)))]
+            needs = reserve.needs(head, view.kv_block_tokens).tolist()
+            yield from map(Claim, head, needs)
+
+    def _urgency(self, sample: SampleView, scouted: set[str]) -> tuple[int, int, bool, float, int]:
+        """Least first.
+
+        Args:
+            scouted: prompts of which a sample goes ahead; grows by this one's.
+        """
+        if sample.generated_tokens:
+            return (-sample.priority, -1, False, -sample.context_tokens, sample.order)
+        window, belief = sample.order // self._settings.window_samples, sample.belief
+        if belief is None:
+            return (-sample.priority, window, False, 0.0, sample.order)
+        follows = sample.prompt_key in scouted or belief.sigma < _CERTAIN_SIGMA
+        scouted.add(sample.prompt_key)
         # A log-normal's mean is monotone in mu + sigma^2 / 2.
-        longest_N = np.fromiter((_expected_log_tokens(s) for s in queued), np.float64, count)
-        first_N = np.where(new_N, longest_N, need_N)
-        window_N = np.where(new_N, order_N // self._settings.window_samples, -1)
-        priority_N = np.fromiter((s.priority for s in queued), np.int64, count)
-        index = np.lexsort((order_N, -first_N, window_N, -priority_N))
-        needs = need_N.tolist()
-        return [Claim(queued[i], needs[i]) for i in index.tolist()]
+        longest = -belief.mu - 0.5 * belief.sigma * belief.sigma
+        return (-sample.priority, window, follows, longest, sample.order)
 
     def _even_out(self, view: GroupView) -> tuple[Move, ...]:
         rebalance = self._settings.rebalance
         if rebalance is None:
             return ()
-        if view.steps < self._balanced_at:  # another load
-            self._balanced_at = 0
         if view.steps - self._balanced_at < rebalance.interval_steps:
             return ()
         self._balanced_at = view.steps
         return plan_moves(view, self.costs, rebalance)
-
-
-def _expected_log_tokens(sample: SampleView) -> float:
-    return 0.0 if sample.belief is None else sample.belief.mu + 0.5 * sample.belief.sigma**2
 
 
 def _rooms(view: GroupView, reserve: Reserve) -> list[Room]:
@@ -153,7 +173,7 @@ def _held(
     return need_W, samples_W
 
 
-def _first_that_fits(claims: Sequence[Claim], view: GroupView) -> list[Binding]:
+def _first_that_fits(claims: Iterable[Claim], view: GroupView) -> list[Binding]:
     """Everybody is idle and every reserve too large: the first sample that fits by what it has."""
     worker = max(view.workers, key=lambda w: w.kv_capacity_tokens)
     for claim in claims:

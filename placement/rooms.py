@@ -61,29 +61,41 @@ class Room:
         """More is bound here than fits: its samples were bound to a larger worker."""
         return self.num_samples > self.max_samples or self.need_tokens > self.kv_capacity_tokens
 
+    @property
+    def free_tokens(self) -> int:
+        return self.kv_capacity_tokens - self.need_tokens
+
     def fits(self, need_tokens: int) -> bool:
-        return not self.full and self.need_tokens + need_tokens <= self.kv_capacity_tokens
+        return not self.full and need_tokens <= self.free_tokens
 
 
 def place(
-    samples: Iterable[S], rooms: Sequence[Room], kv_block_tokens: int
+    samples: Iterable[S],
+    rooms: Sequence[Room],
+    kv_block_tokens: int,
+    patience: int | None = None,
 ) -> list[tuple[S, Room]]:
     """Bind samples, in their order, to rooms (which it fills); returns the pairs, in order.
 
     A sample that fits nowhere waits and later ones may pass it, so that no room is left empty
     for nothing. But the first that waits keeps the least loaded worker that could ever hold it:
     nothing more is bound there, the load there only falls, and smaller samples cannot starve it.
+
+    Args:
+        patience: after so many samples without room, the rest is not looked at; None: it is.
     """
     open_rooms = [(room.need_tokens, room.rank, room) for room in rooms if not room.full]
     heapq.heapify(open_rooms)
     kept: Room | None = None
     refused_tokens: int | None = None  # room only shrinks: what is not smaller fits nowhere either
     placed = []
+    num_refused = 0
     for sample in samples:
-        if not open_rooms:
+        if not open_rooms or num_refused == patience:
             break
         need_tokens = kv_need_tokens(sample.max_context_tokens, kv_block_tokens)
         if refused_tokens is not None and need_tokens >= refused_tokens:
+            num_refused += 1
             continue
         room = _take_least_loaded(open_rooms, need_tokens)
         if room is not None:
@@ -92,13 +104,15 @@ def place(
             if not room.full:
                 heapq.heappush(open_rooms, (room.need_tokens, room.rank, room))
             continue
-        refused_tokens = need_tokens
+        num_refused += 1
         if kept is None:
             able = [r for r in rooms if r.kv_capacity_tokens >= need_tokens]
             if able:
                 kept = min(able, key=lambda r: (r.need_tokens, r.rank))
                 open_rooms = [entry for entry in open_rooms if entry[2] is not kept]
                 heapq.heapify(open_rooms)
+        # Exactly what is free, so that the many that are too large are told at one comparison.
+        refused_tokens = 1 + max((entry[2].free_tokens for entry in open_rooms), default=-1)
     return placed
 
 

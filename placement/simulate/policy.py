@@ -123,8 +123,6 @@ class LivePolicy:
     def dispatch(self, moment: Moment) -> Orders:
         plan = self._dispatch_rule(self.view(moment))
         index = self._index
-        for binding in plan.bindings:  # if it has to wait again, it has other tokens then
-            self._waiting.pop(index[binding.sample_id], None)
         return Orders(
             [(index[b.sample_id], b.worker_id) for b in plan.bindings],
             [SampleMove(index[m.sample_id], m.source, m.destination, m.by) for m in plan.moves],
@@ -169,12 +167,18 @@ class LivePolicy:
             self._key_N = [workload.prompt_key(i) for i in range(len(workload))]
 
     def _waiting_views(self, moment: Moment) -> list[SampleView]:
-        """A waiting sample's view is made once, unless what is believed of it has changed."""
+        """A waiting sample's view is made once, unless it has run, or something else is believed
+        of it."""
         queued, waiting = moment.states.queued().tolist(), self._waiting
         if self._version != moment.beliefs.version:
             self._version = moment.beliefs.version
             waiting.clear()
-        fresh = [i for i in queued if i not in waiting]
+        generated = moment.states.generated_N[queued].tolist()
+        fresh = [
+            i
+            for i, tokens in zip(queued, generated, strict=True)
+            if i not in waiting or waiting[i].generated_tokens != tokens
+        ]
         views = self._sample_views(moment, np.array(fresh, np.int64))
         waiting.update(zip(fresh, views, strict=True))
         return [waiting[i] for i in queued]

@@ -1,3 +1,4 @@
+import hashlib
 import json
 from pathlib import Path
 
@@ -38,12 +39,28 @@ def test_a_second_writing_replaces_the_first_and_leaves_nothing_beside_it(tmp_pa
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_of_version_1_is_read_as_one_that_knows_no_scatter(tmp_path: Path) -> None:
+    path, known = tmp_path / "lengths", learned()
+    write_length_history(path, known)
+    body = json.loads(path.read_text().splitlines()[1])
+    body["prompts"] = [prompt[:3] for prompt in body["prompts"]]
+    line = json.dumps(body)
+    digest = hashlib.sha256(line.encode()).hexdigest()
+    header = {"format": "flexfloor-length-history", "version": 1, "sha256": digest}
+    path.write_text(f"{json.dumps(header)}\n{line}\n")
+    old = read_length_history(path).prompts
+    assert [(p.prompt_key, p.weight, p.mean_log_tokens) for p in old] == [
+        (p.prompt_key, p.weight, p.mean_log_tokens) for p in known.prompts
+    ]
+    assert all(prompt.freedom == 0 for prompt in old)
+
+
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
         (lambda text: text.replace("prompt-7", "prompt-8"), "checksum"),
         (lambda text: text[: len(text) // 2], "checksum"),
-        (lambda text: text.replace('"version": 1', '"version": 2'), "version 2"),
+        (lambda text: text.replace('"version": 2', '"version": 3'), "version 3"),
         (lambda text: "", "not a length history"),
         (lambda text: "\x00\x01", "not a length history"),
         (lambda text: json.dumps({"format": "other"}), "not a length history"),

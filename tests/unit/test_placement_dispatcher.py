@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -54,6 +55,25 @@ def bound(view: GroupView, reserve: Reserve | None = None) -> list[str]:
 
 def test_the_longest_expected_starts_first() -> None:
     assert bound(group_of(sample(0, 100), sample(1, 900), sample(2, 400))) == ["1", "2", "0"]
+
+
+def test_a_scout_of_each_prompt_goes_ahead_while_its_siblings_could_learn_from_it() -> None:
+    def of_prompt(order: int, key: str, tokens: int, sigma: float) -> SampleView:
+        belief = LengthBelief(math.log(tokens), sigma)
+        return replace(sample(order), prompt_key=key, belief=belief)
+
+    def siblings(sigma: float) -> list[SampleView]:
+        long = [of_prompt(i, "long", 400, sigma) for i in range(3)]
+        return [*long, *(of_prompt(i, "short", 100, sigma) for i in range(3, 6))]
+
+    assert bound(group_of(*siblings(0.3))) == ["0", "3", "1", "2", "4", "5"]
+    assert bound(group_of(*siblings(0.3)[::-1])) == ["0", "3", "1", "2", "4", "5"]
+    assert bound(group_of(*siblings(0.001))) == ["0", "1", "2", "3", "4", "5"]
+    rule = dispatcher()
+    rule(group_of(*siblings(0.3)[2:4]))
+    begun = replace(sample(9, 50, worker=0, generated=5), prompt_key="other")
+    later = replace(group_of(*siblings(0.3)[:2], *siblings(0.3)[4:], begun), steps=9)
+    assert [b.sample_id for b in rule(later).bindings] == ["0", "1", "4", "5"]
 
 
 def test_without_beliefs_or_with_equal_ones_the_order_is_that_of_arrival() -> None:

@@ -57,6 +57,25 @@ def test_beliefs_are_as_doubtful_as_they_are_wrong() -> None:
     assert 0.7 < z.std() < 1.2
 
 
+def test_a_prompt_whose_samples_differ_more_is_believed_less_exactly() -> None:
+    predictor = LengthPredictor()
+    rng = np.random.default_rng(0)
+    for _ in range(2):  # the second time it is the past that says so
+        for number in range(60):
+            steady, wild = 2000 * np.exp(0.1 * rng.standard_normal((2, 8)) * [[1], [8]])
+            for tokens in steady:
+                predictor.observe(f"steady-{number}", int(tokens))
+            for tokens in wild:
+                predictor.observe(f"wild-{number}", int(tokens))
+        wild_sigma, steady_sigma = (
+            np.mean([predictor.belief(f"{kind}-{n}").sigma for n in range(60)])
+            for kind in ("wild", "steady")
+        )
+        assert wild_sigma > 1.25 * steady_sigma
+        predictor.begin_rollout()
+    assert predictor.belief("wild-0").sigma > 1.1 * predictor.belief("steady-0").sigma
+
+
 def test_without_history_the_first_samples_of_a_prompt_foretell_the_others() -> None:
     predictor = LengthPredictor()
     samples = rollout(1)

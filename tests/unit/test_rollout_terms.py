@@ -80,7 +80,8 @@ def test_a_higher_priority_starts_before_all_that_wait(strategy: str, policy: st
             check_tokens(before + first, [20] * 12)
             waited_s = [result.queued_s for result in before]
             assert max(result.queued_s for result in first) < sorted(waited_s)[2]
-            assert waited_s == sorted(waited_s), "within a priority the order is that of arrival"
+            if policy == "first_rule":  # the planner sends a scout of each prompt ahead
+                assert waited_s == sorted(waited_s), "within a priority the order is arrival"
             assert (await coordinator.status(RolloutId("high"))).priority == 1
 
     run(main())
