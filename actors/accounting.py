@@ -121,7 +121,7 @@ class LeaseLedger:
         if end_ns is None:
             end_ns = max(self._last_ns, round(now * _NS))
             account = replace(account)
-            self._add(account, end_ns - self._last_ns, *self._share(rollout_id))
+            self._add(account, end_ns - self._last_ns, *self._share(rollout_id, self._whole()))
         span_ns = end_ns - account.started_ns
         shared_ns = (span_ns - account.own_ns) * account.peak
         return RolloutUsage(
@@ -147,9 +147,12 @@ class LeaseLedger:
             leased=self.leased,
         )
 
-    def _share(self, rollout_id: RolloutId) -> tuple[int, int]:
+    def _whole(self) -> int:
+        """Tokens of open rollouts since the last change."""
+        return sum(self._tokens.get(rollout_id, 0) for rollout_id in self._open)
+
+    def _share(self, rollout_id: RolloutId, whole: int) -> tuple[int, int]:
         """Part and whole of the stretch since the last change."""
-        whole = sum(self._tokens.get(r, 0) for r in self._open)
         if whole == 0:
             return 1, len(self._open)
         return self._tokens.get(rollout_id, 0), whole
@@ -172,8 +175,9 @@ class LeaseLedger:
         self._occupied_ns += self.leased * elapsed_ns
         self._freed_ns += freed * elapsed_ns
         self._used_ns += round(min(self._used, freed) * elapsed_ns)
+        whole = self._whole()
         for rollout_id, account in self._open.items():
-            self._add(account, elapsed_ns, *self._share(rollout_id))
+            self._add(account, elapsed_ns, *self._share(rollout_id, whole))
         self._last_ns = now_ns
         self._tokens = {}
         self._segment_steps = 0

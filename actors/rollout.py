@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from actors.bell import Bell
 from actors.rollout_api import (
     CancelledBy,
     FinishedBatch,
@@ -62,8 +63,8 @@ class Rollout:
         """Per prompt, samples that ended by themselves."""
         self._in_order = list(self.records.values())
         self._log = TokenLog()
-        self._changed = asyncio.Event()
-        self._grown = asyncio.Event()
+        self._changed = Bell()
+        self._grown = Bell()
         self.when_grown: Callable[[], None] = lambda: None
 
     @property
@@ -125,8 +126,7 @@ class Rollout:
         self._log.append(Growth(number, start, start + count, ended))
 
     def _tell_growth(self) -> None:
-        self._grown.set()
-        self._grown = asyncio.Event()
+        self._grown.ring()
         self.when_grown()
 
     def end(
@@ -148,8 +148,7 @@ class Rollout:
         self._log_growth(record, 0, ended=True)
         if not self.open:
             self.ended_at = now
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.ring()
         self._tell_growth()
 
     async def news(self, known: tuple[int | None, ...], wait_s: float) -> tuple[SampleNews, ...]:

@@ -7,6 +7,7 @@ costs about as much as a worker's whole report, so whoever serves many clients a
 import asyncio
 from collections.abc import Callable, Sequence
 
+from actors.bell import Bell
 from actors.rollout import Rollout
 from actors.rollout_api import SampleNews, TokenWish
 from placement.errors import FlexFloorError
@@ -22,12 +23,11 @@ class TokenWatch:
 
     def __init__(self, find: Callable[[RolloutId], Rollout]) -> None:
         self._find = find
-        self._grown = asyncio.Event()
+        self._grown = Bell()
 
     def grew(self) -> None:
         """Some rollout has new tokens or an ending."""
-        self._grown.set()
-        self._grown = asyncio.Event()
+        self._grown.ring()
 
     async def first_news(self, wishes: Sequence[TokenWish], wait_s: float) -> tuple[Told, ...]:
         """As soon as any of the wishes can be answered, all that can be; None for the others."""

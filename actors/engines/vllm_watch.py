@@ -9,6 +9,9 @@ look into an empty dict, and routers get a callback only while somebody asks.
 vLLM's own way to return routed experts belongs to its other model runner. What fills the buffer
 here is its capturer, which knows in which layouts a router sees the tokens of several ranks.
 
+On GPUs with modular expert kernels the same hooks are there; monolithic ones have none, and then
+this model's routing is not told. Read, not measured.
+
 Invariants: a row is told once, whatever is recomputed; what is not complete is not made up, so
 that whoever counts the rows finds out.
 """

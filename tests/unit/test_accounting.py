@@ -1,4 +1,5 @@
 import math
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,3 +120,21 @@ def test_used_is_what_others_gained_since_the_release_and_no_more_than_was_freed
     use.leased("a")
     assert not use.watching
     assert use.used({"a": 9.0, "b": 9.0}) == 0
+
+
+def test_many_open_rollouts_are_booked_in_time_that_grows_with_them_and_not_faster() -> None:
+    """As of a batch that comes as a rollout per sample; in CPU time, whatever else runs here."""
+
+    def cpu_s(num_rollouts: int) -> float:
+        ledger = LeaseLedger(0.0)
+        ledger.lease(1, 0.0)
+        for number in range(num_rollouts):
+            ledger.open(RolloutId(str(number)), 1.0)
+        began_s = time.thread_time()
+        for change in range(20):
+            ledger.tokens(RolloutId(str(change)), 3)
+            ledger.set_used(0.0, 2.0 + change)
+        return time.thread_time() - began_s
+
+    cpu_s(100)
+    assert cpu_s(1600) < 4 * 16 * max(cpu_s(100), 1e-4)
