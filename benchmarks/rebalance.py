@@ -31,7 +31,7 @@ REPEATS = 3
 LIMIT_S = 400.0
 REBALANCE_STEPS = 16
 """Of responses of at most 512 tokens; the default stands for ones fifty times as long."""
-EAGER = "benchmarks.eager_coordinator:EagerCoordinator"
+EAGER = "tests.cluster.eager_coordinator:EagerCoordinator"
 
 
 @dataclass(frozen=True, slots=True)

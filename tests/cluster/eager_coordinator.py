@@ -1,5 +1,5 @@
 """A coordinator that moves running samples whenever that evens the context out, whatever it costs:
-what ``benchmarks.rebalance`` measures moves with, where none would pay."""
+moves can be seen and measured with it where none would pay."""
 
 from typing import Any
 
