@@ -285,6 +285,8 @@ class Steering:
         await self._crew.kill(workers)
         self._crew.telemetry.restarts.inc()
         self._lost = ""
+        if self.pausing.stands:  # another store would not know of it before a group is founded
+            await self._crew.store.record(roster.record())
 
     async def _disband(self) -> None:
         """Nothing to decode, and the policy keeps nobody."""

@@ -378,6 +378,24 @@ def test_a_coordinator_that_comes_back_stands_still_as_the_one_before(asleep: bo
     run(test())
 
 
+def test_another_store_knows_of_the_sleep_too() -> None:
+    async def test() -> None:
+        world, journal = World(), MemoryJournal()
+        first = world.coordinator(journal=journal)
+        await first.start()
+        await first.sleep(wait_s=BOUND_S)
+        world.store.alive = False
+        await until(lambda: world.store.renewed == 1, "another store")
+        await asyncio.sleep(1.0)
+        await world.coordinator_dies()
+        async with started(world, journal=journal) as second:
+            assert (await second.pause_status(BOUND_S)).state is ServingState.ASLEEP
+            assert world.is_clean()
+            assert (await second.wake(BOUND_S)).state is ServingState.SERVING
+
+    run(test())
+
+
 def test_an_idle_group_that_the_policy_ended_is_not_founded_for_a_pause() -> None:
     async def test() -> None:
         world = World()
