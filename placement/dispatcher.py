@@ -1,11 +1,9 @@
 """Late binding with foresight: which queued sample starts where, and who moves to even the load.
 
 A sample is bound when a worker has a free slot and KV for what the sample has plus a reserve
-(``placement.reserve``). The highest priority goes first; within it those that were running
-before, then a scout of each prompt, from which the predictor learns about the others, then those
-that are expected to become longest: a long sample that starts last is what everybody waits for.
-Where nothing is believed, or the same of all, the order is that of arrival. When the queue is
-empty, running samples move where that pays (``placement.rebalance``).
+(``placement.reserve``); in which order, ``placement.waiting_line`` says: a long sample that starts
+last is what everybody waits for. When the queue is empty, running samples move where that pays
+(``placement.rebalance``).
 
 Invariants:
     - Nobody is passed by more than ``window_samples`` of the same priority that arrived later, and
@@ -17,9 +15,9 @@ Changes with every call: the reserve, which prompts have begun, and when the loa
 out.
 """
 
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +30,10 @@ from placement.reserve import Reserve, ReserveTuner
 from placement.rooms import Room, place
 from placement.survivors import Claim
 from placement.views import Binding, DispatchPlan, GroupView, Move, SampleView
+from placement.waiting_line import WaitingLine
 
 _CHUNK = 128  # of the queue, whose needs are computed at once
 _PATIENCE = 256  # samples that may find no room before the rest is not looked at
-_CERTAIN_SIGMA = 0.05  # of a belief to which the prompt's other samples could add nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +71,13 @@ class Dispatcher:
         self.costs = costs
         self._tuner = tuner or ReserveTuner(Reserve())
         self._balanced_at = 0
-        self._begun: set[str] = set()
+        self._line = WaitingLine(settings.window_samples)
         self._steps = 0
 
     def __call__(self, view: GroupView) -> DispatchPlan:
         if view.steps < self._steps or not (view.steps or view.running):  # another load
             self._balanced_at = 0
-            self._begun.clear()
+            self._line.forget()
         self._steps = view.steps
         reserve = self._tuner.update(view)
         if not view.queued:
@@ -91,7 +89,7 @@ class Dispatcher:
             return DispatchPlan(())
         placed = place(self._claims(view, reserve), rooms, 1, patience=_PATIENCE)
         bindings = [Binding(claim.sample.sample_id, room.worker_id) for claim, room in placed]
-        self._begun.update(claim.sample.prompt_key for claim, _ in placed)
+        self._line.begin(claim.sample for claim, _ in placed)
         if not placed and not view.running:
             bindings = _first_that_fits(self._claims(view, reserve), view)
         return DispatchPlan(tuple(bindings))
@@ -99,31 +97,10 @@ class Dispatcher:
     def _claims(self, view: GroupView, reserve: Reserve) -> Iterator[Claim]:
         """Queued samples with their needs, in the order in which they are to be bound; made as
         they are asked for, because of a long queue only the head finds room."""
-        scouted = set(self._begun)
-        arrived = sorted(view.queued, key=lambda sample: sample.order)
-        heap = [(self._urgency(sample, scouted), sample) for sample in arrived]
-        heapq.heapify(heap)
-        while heap:
-            head = [heapq.heappop(heap)[1] for _ in range(min(_CHUNK, len(heap)))]
+        line = self._line.in_order(view.queued)
+        while head := list(islice(line, _CHUNK)):
             needs = reserve.needs(head, view.kv_block_tokens).tolist()
             yield from map(Claim, head, needs)
-
-    def _urgency(self, sample: SampleView, scouted: set[str]) -> tuple[int, int, bool, float, int]:
-        """Least first.
-
-        Args:
-            scouted: prompts of which a sample goes ahead; grows by this one's.
-        """
-        if sample.generated_tokens:
-            return (-sample.priority, -1, False, -sample.context_tokens, sample.order)
-        window, belief = sample.order // self._settings.window_samples, sample.belief
-        if belief is None:
-            return (-sample.priority, window, False, 0.0, sample.order)
-        follows = sample.prompt_key in scouted or belief.sigma < _CERTAIN_SIGMA
-        scouted.add(sample.prompt_key)
-        # A log-normal's mean is monotone in mu + sigma^2 / 2.
-        longest = -belief.mu - 0.5 * belief.sigma * belief.sigma
-        return (-sample.priority, window, follows, longest, sample.order)
 
     def _even_out(self, view: GroupView) -> tuple[Move, ...]:
         rebalance = self._settings.rebalance
