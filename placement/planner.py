@@ -140,10 +140,11 @@ class ReleasePlanner:
     # Releases
 
     def _decide_release(self, view: GroupView) -> WidthDecision:
-        horizon = foresee(_load_of(view), self._settings.replan_steps)
+        load = _load_of(view)
+        horizon = foresee(load, self._settings.replan_steps)
         ladder = _ladder_of(view)
         prices = price(horizon, ladder, self.costs)
-        need_N = self._tuner.reserve.needs(view.running, view.kv_block_tokens)
+        need_N = self._tuner.reserve.needs(view.running, view.kv_block_tokens, load.remaining)
         able = _able_now(view, ladder, int(need_N.sum()))
         while True:
             prices = _only_now(prices, able)
