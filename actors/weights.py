@@ -90,8 +90,7 @@ class WeightUpdates:
             if self.version != CHECKPOINT_VERSION:
                 await self._served.kept()  # what is not named keeps its values
             staged = await self._keeper.stage(update, self.version)
-            if update.last:
-                await self._come_in(update, staged)
+            waited_s = await self._come_in(update, staged) if update.last else 0.0
         except FlexFloorError as error:
             _log.warning("version %s of the weights did not come: %s", update.version, error)
             telemetry.weight_updates.labels(source, "failed").inc()
@@ -111,7 +110,7 @@ class WeightUpdates:
             self.version,
             seconds=seconds,
             received_bytes=staged.received_bytes,
-            phases_s={**staged.phases_s, **self._exchange.phases_s},
+            phases_s={**staged.phases_s, "wait": waited_s, **self._exchange.phases_s},
         )
 
     def _check(self, update: WeightUpdate) -> None:
@@ -134,24 +133,30 @@ class WeightUpdates:
                 field="base_version",
             )
 
-    async def _come_in(self, update: WeightUpdate, staged: StagedWeights) -> None:
-        """Raises: WeightUpdateError, UnavailableError."""
+    async def _come_in(self, update: WeightUpdate, staged: StagedWeights) -> float:
+        """Returns how long it waited for the group to come to rest.
+
+        Raises: WeightUpdateError, UnavailableError.
+        """
+        ready_at = self._crew.clock()
         path = update.source.path if isinstance(update.source, DiskWeights) else ""
         digest = staged.source_digest
         new = ServedVersion(update.version, path if digest else "", digest)
         group = self._crew.settings.group
         change_s = group.build_timeout_s + group.prepare_timeout_s + 2 * group.switch_timeout_s
 
-        async def exchange() -> None:
+        async def exchange() -> float:
+            waited_s = self._crew.clock() - ready_at
             self.standing_still_for = f"version {new.version} of the weights is loaded"
             try:
                 await self._exchange.replace(new, staged)
             finally:
                 self.standing_still_for = ""
                 self.served_since = self._crew.clock()
+            return waited_s
 
         try:
-            await self._standstill.do(exchange, change_s)
+            return await self._standstill.do(exchange, change_s)
         except FlexFloorError:
             await self._drop()
             raise

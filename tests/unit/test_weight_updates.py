@@ -66,7 +66,7 @@ def test_an_update_under_load_loses_no_token_and_spans_name_both_versions() -> N
         status = await coordinator.update_weights(_objects("step-1"))
         assert (status.version, status.received_bytes) == ("step-1", 7)
         assert status.copy_bytes == COPY_BYTES
-        assert {"hold", "load", "commit"} <= status.phases_s.keys()
+        assert {"wait", "hold", "load", "commit"} <= status.phases_s.keys()
         assert _versions(world) == {"step-1"}
         assert (await coordinator.served_model()).weight_version == "step-1"
         results = await all_results(coordinator, "r")
@@ -241,8 +241,9 @@ def test_a_change_that_is_under_way_ends_before_the_weights_do() -> None:
         await until(lambda: coordinator._steering.change is not None, "a release")
         change = coordinator._steering.change
         assert change is not None
-        await coordinator.update_weights(_objects("1"))
+        status = await coordinator.update_weights(_objects("1"))
         assert change.progress.ended
+        assert status.phases_s["wait"] > 0
         assert _versions(world) == {"1"}
         check_tokens(await all_results(coordinator, "r"), LENGTHS)
 
