@@ -17,7 +17,7 @@ from placement.samples import FinishReason
 from service.schemas import SampleStartBody, SamplingBody
 from service.sync_client import FlexFloorClient
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 LIMIT_S = 120.0
 POLL_S = 0.05
