@@ -397,7 +397,7 @@ class FakeCoordinator:
             WorkerStatus(
                 worker_id=WorkerId(1 + rank),
                 state="decoding",
-                rank=0,
+                rank=rank,
                 experts=(0, 1),
                 node_id="n1",
                 slot="GPU:0",
