@@ -1,41 +1,20 @@
 """The client for code that does not await, against a server on a real port in this process."""
 
-import asyncio
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
-import uvicorn
 
 from placement.errors import RequestError, UnavailableError
-from service.app import create_app
 from service.client_calls import Patience
 from service.schemas import SamplingBody
 from service.sync_client import FlexFloorClient
 from tests.unit.fake_coordinator import FakeCoordinator
-from tests.unit.service_client import SETTINGS, FakeTokenizer
+from tests.unit.hosted_service import serving
 
 pytestmark = pytest.mark.timeout(60)
 
 SAMPLING = SamplingBody(max_tokens=8)
 QUICK = Patience(attempts=3, first_pause_s=0.01, longest_pause_s=0.05)
-
-
-@contextmanager
-def serving(coordinator: FakeCoordinator) -> Iterator[str]:
-    app = create_app(coordinator, SETTINGS, FakeTokenizer())
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 def test_rollouts_streams_and_errors_are_as_those_of_the_client_that_awaits() -> None:

@@ -200,7 +200,7 @@ def test_the_newest_client_generates_by_openais_route() -> None:
         logprobs = choices[0]["logprobs"]
         assert logprobs["tokens"] == ["token_id:104", "token_id:105"]
         assert logprobs["token_logprobs"] == [-0.5, -0.25]
-        assert len(logprobs["top_logprobs"] or [None, None]) == 2
+        assert logprobs["top_logprobs"] == [{"token_id:104": -0.5}, {"token_id:105": -0.25}]
 
     with_service(test)
 
