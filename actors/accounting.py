@@ -64,6 +64,7 @@ class LeaseLedger:
         self._last_ns = round(now * _NS)
         self._accounts: dict[RolloutId, _Account] = {}
         self._open: dict[RolloutId, _Account] = {}
+        self._earlier: dict[RolloutId, RolloutUsage] = {}
         self._tokens: dict[RolloutId, int] = {}
         self._segment_steps = 0
 
@@ -102,8 +103,13 @@ class LeaseLedger:
         self._close(now)
         self._open.pop(rollout_id).ended_ns = self._last_ns
 
+    def restore(self, rollout_id: RolloutId, usage: RolloutUsage) -> None:
+        """What an ended rollout took was measured by an earlier ledger."""
+        self._earlier[rollout_id] = usage
+
     def forget(self, rollout_id: RolloutId) -> None:
         del self._accounts[rollout_id]
+        self._earlier.pop(rollout_id, None)
 
     def tokens(self, rollout_id: RolloutId, count: int) -> None:
         self._tokens[rollout_id] = self._tokens.get(rollout_id, 0) + count
@@ -116,6 +122,8 @@ class LeaseLedger:
 
     def usage(self, rollout_id: RolloutId, now: float) -> RolloutUsage:
         """The sums until ``now`` (or the rollout's end). Asking changes nothing."""
+        if rollout_id in self._earlier:
+            return self._earlier[rollout_id]
         account = self._accounts[rollout_id]
         end_ns = account.ended_ns
         if end_ns is None:

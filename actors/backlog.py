@@ -5,14 +5,23 @@ records. Samples wait in arrival order; one that comes back from a worker keeps 
 so is at the head.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from actors.accounting import LeaseLedger
-from actors.journal import Accepted, Bound, Ended, Generated, Journal
+from actors.journal import (
+    Aborted,
+    Accepted,
+    Bound,
+    Closed,
+    Ended,
+    Generated,
+    Journal,
+    until_written,
+)
 from actors.protocol import Tokens
 from actors.rollout import Rollout
 from actors.rollout_api import CancelledBy, RolloutRequest, Strategy
-from actors.sample_record import SampleRecord
+from actors.sample_record import Cancellation, SampleRecord
 from actors.settings import CoordinatorSettings
 from actors.telemetry import Telemetry
 from actors.token_watch import TokenWatch
@@ -60,6 +69,12 @@ class Backlog:
                 self._admit(entry.request, make_samples(entry.request), entry.at)
                 continue
             rollout = self._rollouts[entry.rollout_id]
+            if isinstance(entry, Aborted):
+                rollout.abortion = Cancellation(entry.by, entry.error)
+                continue
+            if isinstance(entry, Closed):
+                self._ledger.restore(entry.rollout_id, entry.usage)
+                continue
             record = rollout.records[entry.sample_id]
             if isinstance(entry, Bound):
                 self._place(record, entry.worker_id, entry.at)
@@ -69,10 +84,25 @@ class Backlog:
                 )
             else:
                 self._finish(record, entry)
-                self._running.pop(entry.sample_id, None)
+                if entry.cancelled_by is None:  # its worker told its end; others it still holds
+                    self._running.pop(entry.sample_id, None)
         for rollout in self.open_rollouts():
             for prompt_index in range(len(rollout.request.prompts)):
                 self._end_surplus(rollout, prompt_index)
+
+    async def written(self) -> None:
+        """What happened so far can be told: a restart would find it.
+
+        Raises: UnavailableError, at once, if the journal cannot be written now.
+        """
+        await self._journal.written()
+
+    async def until_written(self) -> None:
+        """The same for what must not give up: workers keep what they told until it is so.
+
+        Raises: UnavailableError, after ten minutes.
+        """
+        await until_written(self._journal, self._clock)
 
     # What was accepted
 
@@ -93,7 +123,8 @@ class Backlog:
 
     def accept(self, request: RolloutRequest, samples: tuple[Sample, ...]) -> Rollout:
         """Raises:
-        OverloadedError: too many samples are open.
+        OverloadedError: too many samples are open, or the journal is full.
+        UnavailableError: the journal cannot be written now.
         """
         num_open, limit = self.num_open, self._settings.max_open_samples
         if num_open + len(samples) > limit:
@@ -102,22 +133,33 @@ class Backlog:
                 f"coordinator.max_open_samples = {limit}; wait until some have ended"
             )
         now = self._clock()
-        self._journal.append(Accepted(request.rollout_id, request, now))
+        self._journal_acceptance(Accepted(request.rollout_id, request, now))
         rollout = self._admit(request, samples, now)
         self._telemetry.accepted.inc(len(samples))
         self._telemetry.prompt_tokens.inc(sum(len(sample.prompt_ids) for sample in samples))
         for tell in self.when_accepted:
             tell(rollout)
-        self._forget_oldest()
+        ended = self._forgettable()
+        self._forget(ended[: max(0, len(ended) - self._settings.max_kept_rollouts)])
         return rollout
+
+    def _journal_acceptance(self, entry: Accepted) -> None:
+        """A journal that is full forgets ended rollouts before it refuses a new one."""
+        while True:
+            try:
+                return self._journal.append(entry)
+            except OverloadedError:
+                if not (oldest := self._forgettable()[:1]):
+                    raise
+                self._forget(oldest)
 
     def rollout(self, rollout_id: RolloutId) -> Rollout:
         """Raises: UnknownIdError."""
         rollout = self._rollouts.get(rollout_id)
         if rollout is None:
             raise UnknownIdError(
-                f"no rollout {rollout_id} is known; it was never accepted, or it ended and the "
-                f"{self._settings.max_kept_rollouts} kept ones are newer",
+                f"no rollout {rollout_id} is known; it was never accepted, or it ended and the at "
+                f"most {self._settings.max_kept_rollouts} kept ones are newer",
                 field="rollout_id",
             )
         return rollout
@@ -226,8 +268,11 @@ class Backlog:
                 self._telemetry.grew(len(token_ids), first_s, gap_s)
             if event.finish_reason is not None:
                 self.end(record, event.finish_reason, event.error)
-        if event.finish_reason is not None:
-            self._running.pop(event.sample_id, None)
+        if event.finish_reason is not None and event.sample_id in self._running:
+            if wanted:
+                del self._running[event.sample_id]
+            else:  # it was ended before, and only now its worker lets go of it
+                self._journal_place(record, None)
         return wanted
 
     def let_go(self, sample_id: SampleId, worker_id: WorkerId) -> bool:
@@ -240,6 +285,15 @@ class Backlog:
         if record.cancellation is not None and record.finish_reason is None:
             self.cancel(record, record.cancellation.by, record.cancellation.error)
         return sample_id in self._queued
+
+    def take_back_ended(self, record: SampleRecord) -> bool:
+        """Whether a sample that is bound, but not submitted yet, was ended or is to end: then it
+        is bound no more."""
+        if record.finish_reason is None and record.cancellation is None:
+            return False
+        if record.worker_id is not None:
+            self.let_go(record.sample.sample_id, record.worker_id)
+        return True
 
     def take_back(self, worker_id: WorkerId) -> None:
         """Everything that a lost worker had waits again, with the tokens known so far."""
@@ -270,8 +324,17 @@ class Backlog:
         if cancelled_by is not None:
             self._telemetry.cancelled.labels(cancelled_by).inc()
         self._finish(record, entry)
+        if not rollout.open:
+            usage = self._ledger.usage(rollout.rollout_id, entry.at)
+            self._journal.append(Closed(rollout.rollout_id, usage))
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._end_surplus(rollout, record.prompt_index)
+
+    def abort(self, rollout: Rollout, by: CancelledBy, error: str = "") -> None:
+        """All of it is to end; its samples are ended by whoever says so."""
+        if rollout.open and not rollout.aborted:
+            self._journal.append(Aborted(rollout.rollout_id, by, error, self._clock()))
+            rollout.abortion = Cancellation(by, error)
 
     def cancel(self, record: SampleRecord, by: CancelledBy, error: str = "") -> None:
         """End a sample before it has finished, with what it has."""
@@ -340,19 +403,20 @@ class Backlog:
                 for tell_end in self.when_load_ends:
                     tell_end()
 
-    def _forget_oldest(self) -> None:
-        """Only rollouts that ended a while ago and of which no worker holds anything."""
+    def _forgettable(self) -> list[Rollout]:
+        """Those that ended a while ago and of which no worker holds anything, oldest first."""
         held = {self._rollout_of[sample_id].rollout_id for sample_id in self._running}
         kept_since = self._clock() - self._settings.keep_ended_s
-        ended = [
+        return [
             rollout
             for rollout in self._rollouts.values()
             if rollout.ended_at is not None
             and rollout.ended_at <= kept_since
             and rollout.rollout_id not in held
         ]
-        surplus = max(0, len(ended) - self._settings.max_kept_rollouts)
-        for rollout in ended[:surplus]:
+
+    def _forget(self, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
             self._journal.forget(rollout.rollout_id)
             self._ledger.forget(rollout.rollout_id)
             del self._rollouts[rollout.rollout_id]

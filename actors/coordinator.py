@@ -90,12 +90,16 @@ class Coordinator:
         self._factory = factory
         self._clock = clock
         self._ledger = LeaseLedger(clock())
-        self._telemetry = Telemetry(lambda: self._ledger.totals(self._clock()))
+        self._journal = journal if journal is not None else MemoryJournal()
+        self._telemetry = Telemetry(
+            lambda: self._ledger.totals(self._clock()), self._journal.figures
+        )
         self._crew = Crew(
             settings, leases, factory, store, Roster(), self._ledger, self._telemetry, clock
         )
-        journal = journal if journal is not None else MemoryJournal()
-        self._backlog = Backlog(settings.coordinator, journal, self._ledger, self._telemetry, clock)
+        self._backlog = Backlog(
+            settings.coordinator, self._journal, self._ledger, self._telemetry, clock
+        )
         plans = settings.planning.policy == "planner"
         self._foresight = Foresight(settings, clock) if plans else None
         self._steering = Steering(
@@ -169,6 +173,7 @@ class Coordinator:
         await self._steering.start(self._factory)
         for rollout in self._backlog.open_rollouts():
             self._deadlines.watch(rollout)
+        await self._end_aborted()
         facts = self._crew.capacity.facts
         self._served = ServedModel(
             path=self._settings.model.path,
@@ -187,6 +192,12 @@ class Coordinator:
                 )
             )
         )
+
+    async def _end_aborted(self) -> None:
+        """Rollouts whose abort an earlier coordinator did not finish."""
+        for rollout in self._backlog.open_rollouts():
+            if why := rollout.abortion:
+                await self._cancelling.cancel(rollout, rollout.unfinished(), why.by, why.error)
 
     def _unchecked_model(self) -> ServedModel:
         """For requests that were accepted before: whatever they hold is served."""
@@ -216,10 +227,14 @@ class Coordinator:
                 raise UnavailableError(f"{self._steering.broken}; restart the service")
             rollout = self._backlog.accept(request, make_samples(request, model))
             self._steering.accepted()
-        return self._status(rollout)
+        status = self._status(rollout)
+        await self._backlog.written()
+        return status
 
     async def status(self, rollout_id: RolloutId) -> RolloutStatus:
-        return self._status(self._backlog.rollout(rollout_id))
+        status = self._status(self._backlog.rollout(rollout_id))
+        await self._backlog.written()
+        return status
 
     def _status(self, rollout: Rollout) -> RolloutStatus:
         usage = self._ledger.usage(rollout.rollout_id, self._clock())
@@ -236,17 +251,23 @@ class Coordinator:
         _check_limit(limit)
         rollout.check_cursor(cursor)
         await rollout.wait_for_ending(cursor, wait_s)
-        return rollout.batch(cursor, limit)
+        batch = rollout.batch(cursor, limit)
+        await self._backlog.written()
+        return batch
 
     async def tokens(
         self, rollout_id: RolloutId, known: tuple[int | None, ...], wait_s: float
     ) -> tuple[SampleNews, ...]:
-        return await self._backlog.rollout(rollout_id).news(known, wait_s)
+        news = await self._backlog.rollout(rollout_id).news(known, wait_s)
+        await self._backlog.written()
+        return news
 
     async def tokens_of(
         self, wishes: tuple[TokenWish, ...], wait_s: float
     ) -> tuple[tuple[SampleNews, ...] | FlexFloorError | None, ...]:
-        return await self._backlog.tokens.first_news(wishes, wait_s)
+        news = await self._backlog.tokens.first_news(wishes, wait_s)
+        await self._backlog.written()
+        return news
 
     async def new_tokens(
         self, rollout_id: RolloutId, cursor: int, wait_s: float, limit: int
@@ -254,7 +275,9 @@ class Coordinator:
         rollout = self._backlog.rollout(rollout_id)
         _check_limit(limit)
         rollout.check_cursor(cursor, of_tokens=True)
-        return await rollout.new_tokens(cursor, wait_s, limit)
+        batch = await rollout.new_tokens(cursor, wait_s, limit)
+        await self._backlog.written()
+        return batch
 
     async def open_rollouts(self) -> list[RolloutStatus]:
         return [self._status(rollout) for rollout in self._backlog.open_rollouts()]
@@ -265,7 +288,7 @@ class Coordinator:
         rollout = self._backlog.rollout(rollout_id)
         cursor = rollout.num_ended
         if sample_ids is None:
-            rollout.aborted = rollout.aborted or rollout.open
+            self._backlog.abort(rollout, CancelledBy.CALLER)
         ending = [
             record
             for record in rollout.unfinished()
@@ -273,18 +296,20 @@ class Coordinator:
         ]
         await self._cancelling.cancel(rollout, ending, CancelledBy.CALLER)
         self._steering.wake()
-        return rollout.batch(cursor, len(rollout.records))
+        batch = rollout.batch(cursor, len(rollout.records))
+        await self._backlog.written()
+        return batch
 
     async def _expire(self, rollout: Rollout) -> None:
-        rollout.aborted = True
         text = f"deadline_s = {rollout.request.deadline_s:g} s were over"
+        self._backlog.abort(rollout, CancelledBy.DEADLINE, text)
         await self._cancelling.cancel(rollout, rollout.unfinished(), CancelledBy.DEADLINE, text)
         self._steering.wake()
 
     async def _end_for_pause(self, rollout_id: RolloutId) -> None:
         rollout = self._backlog.rollout(rollout_id)
-        rollout.aborted = True
         text = "the service was paused, and what was unfinished is aborted"
+        self._backlog.abort(rollout, CancelledBy.SERVICE, text)
         await self._cancelling.cancel(rollout, rollout.unfinished(), CancelledBy.SERVICE, text)
 
     async def pause(self, mode: PauseMode, wait_s: float = 0.0) -> PauseStatus:
@@ -358,6 +383,8 @@ class Coordinator:
         pause = self._steering.pausing.status()
         if self._steering.broken:
             healthy, detail = False, self._steering.broken
+        elif trouble := self._journal.figures().trouble:
+            healthy, detail = False, trouble
         elif self._weights.standing_still_for:
             detail = self._weights.standing_still_for
         elif pause.state in STANDS_STILL:
@@ -417,6 +444,7 @@ class Coordinator:
         self._crew.roster.disband()
         await self._crew.sweep()
         await self._crew.store.record(self._crew.roster.record())
+        await self._journal.close()
 
 
 def _check_limit(limit: int) -> None:

@@ -19,6 +19,10 @@ from actors.roster import Worker
 from placement.errors import FlexFloorError
 from placement.ids import SampleId
 
+_LOOK_AGAIN_S = 0.2
+"""A sample that ended behind a report's events, or that has yet to enter at a step's boundary, is
+missing in its count and not in that of the next one."""
+
 
 class Listener(Protocol):
     """Who is told what workers report, beside the records that change."""
@@ -67,17 +71,25 @@ class Listening:
     async def catch_up(self, worker: Worker) -> None:
         """What a worker that was taken over has kept for us.
 
-        A sample that nobody knows is cancelled there; the group is given up if the worker does
-        not have what the journal says it has.
+        A sample that nobody knows is cancelled there. What was bound and never got there, because
+        the coordinator died in between, waits again. The group is given up if the worker does not
+        have what the journal says it decoded.
         """
-        report = await worker.live.collect(0, 0.0)
-        await self._apply(worker, report)
-        num_bound = len(self._backlog.running_on(worker.worker_id))
-        if report.stats.running < num_bound:
-            self._listener.lose_group(
-                f"worker {worker.worker_id} runs {report.stats.running} samples, and "
-                f"{num_bound} were bound to it"
-            )
+        for wait_s in (0.0, _LOOK_AGAIN_S, _LOOK_AGAIN_S):
+            report = await worker.live.collect(worker.cursor, wait_s)
+            await self._apply(worker, report)
+            bound = self._backlog.running_on(worker.worker_id)
+            if report.stats.running >= len(bound):
+                return
+        unheard_of = [record for record in bound if record.unheard_of]
+        if report.stats.running == len(bound) - len(unheard_of):
+            for record in unheard_of:
+                self._backlog.let_go(record.sample.sample_id, worker.worker_id)
+            return
+        self._listener.lose_group(
+            f"worker {worker.worker_id} runs {report.stats.running} samples, and {len(bound)} were "
+            f"bound to it, of which {len(unheard_of)} got no token yet"
+        )
 
     async def _collect(self, worker: Worker) -> None:
         wait_s = self._crew.settings.coordinator.collect_wait_s
@@ -102,6 +114,7 @@ class Listening:
     async def _apply(self, worker: Worker, report: WorkerReport) -> None:
         """Raises:
         MembershipError: tokens are missing.
+        UnavailableError: the journal could not be written for ten minutes.
         """
         self._take_stats(worker, report)  # first: an event may close the rollout that has the steps
         unwanted: list[SampleId] = []
@@ -121,6 +134,7 @@ class Listening:
                 if isinstance(event, Evicted):
                     self._let_go(event, worker)
                 self._listener.wake()
+        await self._backlog.until_written()
         worker.cursor = report.cursor
         if unwanted:
             await worker.live.cancel(list(dict.fromkeys(unwanted)))

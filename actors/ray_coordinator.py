@@ -16,6 +16,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors.control_api import PauseMode, PauseStatus, WeightsGroup, WeightStatus, WeightUpdate
+from actors.durable_journal import open_journal
+from actors.journal import Journal, MemoryJournal
 from actors.model_check import check_model
 from actors.ray_answers import first_line, own_error
 from actors.ray_coordinator_client import CoordinatorClient
@@ -87,7 +89,8 @@ class CoordinatorShell:
             settings.group.weights_timeout_s,
             settings.coordinator.resources,
         )
-        self._coordinator = hosted(settings, leases, factory, store, keeper=keeper)
+        journal = await asyncio.to_thread(_open_journal, settings)
+        self._coordinator = hosted(settings, leases, factory, store, keeper=keeper, journal=journal)
         await self._coordinator.start()
 
     async def started(self, wait_s: float) -> tuple[bool, str]:
@@ -293,6 +296,14 @@ def shutdown_runtime(namespace: str, *, say: Callable[[str], None] = logger.info
 def _start_store(settings: RuntimeSettings) -> RayGroupStore:
     bounds = settings.coordinator
     return start_store(settings.namespace, bounds.reaper_timeout_s, bounds.resources)
+
+
+def _open_journal(settings: RuntimeSettings) -> Journal:
+    """Raises: ConfigError."""
+    bounds = settings.coordinator
+    if not bounds.journal_dir:
+        return MemoryJournal()
+    return open_journal(bounds.journal_dir, settings.model.path, bounds.journal_max_bytes)
 
 
 def _wait_until_it_serves(

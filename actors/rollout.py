@@ -41,7 +41,8 @@ class Rollout:
         self.request = request
         self.accepted_at = now
         self.ended_at: float | None = None
-        self.aborted = False
+        self.abortion: Cancellation | None = None
+        """All of it is to end, or has ended because of this."""
         keys = [key_of_prompt(prompt) for prompt in request.prompts]
         self.records: dict[SampleId, SampleRecord] = {
             sample.sample_id: SampleRecord(
@@ -74,6 +75,10 @@ class Rollout:
     @property
     def num_ended(self) -> int:
         return len(self._ended)
+
+    @property
+    def aborted(self) -> bool:
+        return self.abortion is not None
 
     @property
     def open(self) -> bool:

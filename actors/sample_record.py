@@ -49,6 +49,7 @@ class SampleRecord:
     """Likewise, what is asked for beside them."""
     weight_spans: WeightSpans = field(default_factory=WeightSpans)
     worker_id: WorkerId | None = None
+    tokens_when_bound: int = 0
     worker_ids: list[WorkerId] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str = ""
@@ -63,6 +64,11 @@ class SampleRecord:
     def num_given(self) -> int:
         """Tokens of the response that came with the request."""
         return len(self.sample.generated_ids)
+
+    @property
+    def unheard_of(self) -> bool:
+        """It is bound to a worker that has not told anything of it."""
+        return self.finish_reason is None and len(self.token_ids) == self.tokens_when_bound
 
     @property
     def moved(self) -> bool:
@@ -108,6 +114,7 @@ class SampleRecord:
         self.since = now
         self.worker_id = worker_id
         self.waiting_view = None
+        self.tokens_when_bound = len(self.token_ids)
         if worker_id is not None and self.worker_ids[-1:] != [worker_id]:
             self.worker_ids.append(worker_id)
 

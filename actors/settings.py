@@ -91,6 +91,14 @@ class CoordinatorSettings(Settings):
     keep_ended_s: float = Field(default=30, ge=0)
     """Least time for which an ended rollout can be asked for, however many have ended since:
     long enough for every client that follows one to fetch its end."""
+    journal_dir: str = ""
+    """Directory in which accepted rollouts, with every token that was told, outlive the
+    coordinator; empty: they end with it. One runtime writes it. It is on whichever node the
+    coordinator runs on, so where a restart may come up on another one, or in another pod, it has to
+    be a volume that both mount."""
+    journal_max_bytes: int = Field(default=4 << 30, ge=64 << 20)
+    """How large the journal may become: beyond it ended rollouts are forgotten, then new ones are
+    answered with 429. What was accepted before is written all the same."""
     max_kept_operations: int = Field(default=256, ge=1)
     """Membership changes that can still be asked for."""
     collect_wait_s: float = Field(default=1.0, gt=0)

@@ -113,8 +113,10 @@ class Steering:
         if await attach_group(self._crew, self._weights, factory):
             workers = self._crew.roster.member_workers()
             await all_of(self.listening.catch_up(worker) for worker in workers)
-        elif not self._crew.roster.asleep:
-            await self._found()
+        else:
+            self._backlog.take_back_strays(())  # new workers may have the ids of old ones
+            if not self._crew.roster.asleep:
+                await self._found()
         self.pausing.take_over()
         self._backlog.take_back_strays(self._crew.roster.members)
         for worker in self._crew.roster.member_workers():
@@ -336,6 +338,8 @@ class Steering:
                 view = view_for_dispatch(self._crew, self._backlog, None, Strategy.STATIC, leaving)
                 for worker_id, ids in self._bind(plan_static_chunks(view, chunk_worker)).items():
                     bound.setdefault(worker_id, []).extend(ids)
+            if bound:  # else a restart would not know who decodes them
+                await self._backlog.until_written()
             await each_of(self._submit(worker_id, ids) for worker_id, ids in bound.items())
         self._moves.give_up(kept)  # no slot is held for what found no room
         if not self._backlog.num_queued and not self.width.growing:
@@ -374,7 +378,13 @@ class Steering:
 
     async def _submit(self, worker_id: WorkerId, sample_ids: list[SampleId]) -> None:
         worker = self._crew.roster.workers[worker_id]
-        samples = [self._backlog.record(sample_id).to_submit() for sample_id in sample_ids]
+        samples = [
+            record.to_submit()
+            for record in map(self._backlog.record, sample_ids)
+            if not self._backlog.take_back_ended(record)
+        ]
+        if not samples:
+            return
         try:
             await self._moves.submit(worker, samples)
         except WorkerLostError as error:

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from actors.accounting import SlotTotals
+from actors.journal import JournalFigures
 from actors.protocol import StepStats
 from actors.rollout_api import CancelledBy
 from actors.weights_keeper import CHECKPOINT_VERSION
@@ -47,16 +48,48 @@ class _SlotTime(Collector):
         yield GaugeMetricFamily("flexfloor_leased_slots", "Slots leased now.", value=now.leased)
 
 
+class _Journal(Collector):
+    """Reads the journal's figures at each scrape."""
+
+    def __init__(self, figures: Callable[[], JournalFigures]) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._figures()
+        for name, text, value in (
+            ("journal_written_bytes", "Written to the journal's directory.", now.written_bytes),
+            ("journal_writes", "Writes to it, each with one sync.", now.writes),
+            ("journal_write_seconds", "Seconds that they took, syncs included.", now.write_s),
+            ("journal_replayed_entries", "Entries found at the start.", now.replayed),
+            ("journal_cut_bytes", "Of an unfinished write, cut off at the start.", now.cut_bytes),
+        ):
+            yield CounterMetricFamily(f"flexfloor_{name}", text, value=value)
+        yield GaugeMetricFamily(
+            "flexfloor_journal_kept_bytes", "Size of the journal now.", value=now.kept_bytes
+        )
+        yield GaugeMetricFamily(
+            "flexfloor_journal_stuck",
+            "1 while the journal cannot be written: nothing is accepted or told.",
+            value=bool(now.trouble),
+        )
+
+
 class Telemetry:
     """Args:
     totals: the ledger's sums as they are now.
+    journal: its figures as they are now.
     """
 
-    def __init__(self, totals: Callable[[], SlotTotals]) -> None:
+    def __init__(
+        self,
+        totals: Callable[[], SlotTotals],
+        journal: Callable[[], JournalFigures] = JournalFigures,
+    ) -> None:
         self.registry = CollectorRegistry()
         self.labels_of: dict[str, tuple[str, ...]] = {}
         """Metric -> its labels; a family without series does not tell them."""
         self.registry.register(_SlotTime(totals))
+        self.registry.register(_Journal(journal))
         self.tokens = self._counter("tokens", "Response tokens.")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted samples.")
         self.prefilled_tokens = self._counter(

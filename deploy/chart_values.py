@@ -41,6 +41,15 @@ class Model(Settings):
     mountPath: str = Field(default="/models", pattern=r"^/.+")
 
 
+class JournalVolume(Settings):
+    """What ``config.coordinator.journal_dir`` is on."""
+
+    claimName: str = ""
+    """A PersistentVolumeClaim that the head mounts: rollouts outlive its pod if the directory is in
+    it. Empty: no volume."""
+    mountPath: str = Field(default="/journal", pattern=r"^/.+")
+
+
 class Placement(Settings):
     """Where pods may run."""
 
@@ -185,6 +194,7 @@ class ChartValues(Settings):
     imagePullSecrets: Objects = Field(default_factory=list)
     config: FlexFloorConfig
     model: Model
+    journal: JournalVolume = JournalVolume()
     head: Head
     workerGroups: dict[GroupName, WorkerGroup] = Field(
         min_length=1,

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from actors.journal import Journal
 from actors.ports import GroupStore, Lease, LeasePort, WorkerFactory, WorkerPort
 from actors.rollout_api import (
     FinishedBatch,
@@ -33,6 +34,7 @@ class FakeCoordinator:
         clock: Callable[[], float] = time.time,
         *,
         keeper: WeightsKeeper,
+        journal: Journal,
     ) -> None:
         self._settings = settings
         self._leases = leases

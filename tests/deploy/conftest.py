@@ -61,6 +61,8 @@ def everything(render: Render) -> Objects:
             "queueName": "training",
             "imagePullSecrets": [{"name": "registry"}],
             "model": {"claimName": "models"},
+            "journal": {"claimName": "journal"},
+            "config": {"coordinator": {"journal_dir": "/journal/rollouts"}},
             "image": {"digest": "sha256:" + "0" * 64},
             "head": {"env": [{"name": "A", "value": "b"}], "priorityClassName": "high"},
             "gcsFaultTolerance": {

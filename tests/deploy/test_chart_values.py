@@ -71,6 +71,25 @@ def test_several_pods_of_several_gpus_hold_the_workers(render: Render) -> None:
         render({"workerGroups": {"gpu": {"maxReplicas": 1, "gpusPerPod": 4}}})
 
 
+def test_a_volume_for_the_journal_is_mounted_where_the_journal_is_or_refused(
+    render: Render,
+) -> None:
+    volume = {"claimName": "kept"}
+    on_it = {"coordinator": {"journal_dir": "/journal/rollouts"}}
+    (service,) = (
+        o for o in render({"journal": volume, "config": on_it}) if o["kind"] == "RayService"
+    )
+    cluster = service["spec"]["rayClusterConfig"]
+    head = cluster["headGroupSpec"]["template"]["spec"]
+    assert {"name": "journal", "mountPath": "/journal"} in head["containers"][0]["volumeMounts"]
+    (claimed,) = (v for v in head["volumes"] if v["name"] == "journal")
+    assert claimed["persistentVolumeClaim"] == {"claimName": "kept"}
+    for group in cluster["workerGroupSpecs"]:
+        assert "kept" not in str(group), "only the coordinator writes it"
+    with pytest.raises(Exception, match=r"which is not on journal\.claimName"):
+        render({"journal": volume, "config": {"coordinator": {"journal_dir": "/tmp/rollouts"}}})
+
+
 def test_the_chart_may_be_part_of_another(render: Render) -> None:
     assert render({"global": {"anything": 1}})
 

@@ -4,6 +4,7 @@ import logging
 import sys
 from pathlib import Path
 
+from actors.journal import Journal
 from actors.ports import GroupStore, LeasePort, WorkerFactory
 from actors.settings import RuntimeSettings
 from actors.weights_keeper import WeightsKeeper
@@ -23,6 +24,7 @@ class HostedFakeCoordinator(FakeCoordinator):
         store: GroupStore,
         *,
         keeper: WeightsKeeper,
+        journal: Journal,
     ) -> None:
         super().__init__()
         self._leases = leases

@@ -17,6 +17,12 @@
 {{- fail (printf "config.coordinator.resources.%s: the chart gives the head flexfloor_control, and nothing else keeps the coordinator off nodes that come and go" $resource) -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.journal.claimName -}}
+{{- $directory := .Values.config.coordinator.journal_dir | default "" -}}
+{{- if not (hasPrefix .Values.journal.mountPath $directory) -}}
+{{- fail (printf "config.coordinator.journal_dir is %q, which is not on journal.claimName = %q: name a directory in journal.mountPath = %s" $directory .Values.journal.claimName .Values.journal.mountPath) -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.gcsFaultTolerance -}}
 {{- if and .enabled (not .redisAddress) -}}
 {{- fail "gcsFaultTolerance.redisAddress is empty: name the Redis (redis://host:6379) or set gcsFaultTolerance.enabled=false" -}}

@@ -47,13 +47,19 @@ affinity:
 {{- with .group.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-{{- with .root.Values.model }}
-{{- if .claimName }}
+{{- $journal := and (eq .component "head") .root.Values.journal.claimName }}
+{{- if or .root.Values.model.claimName $journal }}
 volumes:
+{{- with .root.Values.model.claimName }}
   - name: model
     persistentVolumeClaim:
-      claimName: {{ .claimName }}
+      claimName: {{ . }}
       readOnly: true
+{{- end }}
+{{- with $journal }}
+  - name: journal
+    persistentVolumeClaim:
+      claimName: {{ . }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -67,12 +73,17 @@ lifecycle:
   preStop:
     exec:
       command: [/bin/sh, -c, ray stop]
-{{- with .root.Values.model }}
-{{- if .claimName }}
+{{- $journal := and (eq .component "head") .root.Values.journal.claimName }}
+{{- if or .root.Values.model.claimName $journal }}
 volumeMounts:
+{{- if .root.Values.model.claimName }}
   - name: model
-    mountPath: {{ .mountPath }}
+    mountPath: {{ .root.Values.model.mountPath }}
     readOnly: true
+{{- end }}
+{{- if $journal }}
+  - name: journal
+    mountPath: {{ .root.Values.journal.mountPath }}
 {{- end }}
 {{- end }}
 {{- end -}}
