@@ -76,6 +76,7 @@ bench-engine: setup ## Measure on real engines what exact mode, moves and predic
 
 bench-service: setup ## Measure what serving costs beside decoding, by ways of asking; writes benchmarks/results
 	$(BIN)/python -m benchmarks.service_cost benchmarks/results/service_cost.json
+	$(BIN)/python -m benchmarks.journal_cost benchmarks/results/journal_cost.json
 
 bench-demo: setup ## Measure the recorded batch on this machine; the result is named by its commit
 	$(BIN)/flexfloor demo --out out --json out/bench-$$(git describe --always --dirty).json
