@@ -189,8 +189,6 @@ class Engine:
         stop_ids = list(sample.sampling.stop_token_ids)
         if not sample.sampling.ignore_eos:
             stop_ids += self._eos
-        if kv is not None and kv.num_tokens > sample.untold_from:
-            kv = None  # what these tokens' forward shows was asked for, and got lost
         if kv is not None and not (
             kv.is_of(sample)
             and kv.block_layout == self._kv.layout
@@ -198,6 +196,8 @@ class Engine:
         ):
             self.refused_kv += 1
             kv = None
+        if kv is not None and kv.num_tokens > sample.untold_from:
+            kv = None  # what these tokens' forward shows was asked for, and got lost
         if kv is not None:
             self._kv.offer(sample.sample_id, kv)
         private.add_request(self._hosted, sample.sample_id, sample, limit - done, stop_ids)
