@@ -58,7 +58,7 @@ format: setup ## Rewrite the sources as `check` wants them
 	$(BIN)/ruff format .
 
 test: check ## Checks, then all tests but the long ones (those that need a GPU skip without one)
-	$(LIMIT) 3000 $(PYTEST) -m "not long" \
+	$(LIMIT) 4200 $(PYTEST) -m "not long" \
 	  tests/unit tests/engine tests/gpu tests/cluster tests/service tests/deploy
 
 test-long: setup ## The long tests (tens of minutes)
