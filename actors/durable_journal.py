@@ -5,16 +5,14 @@ it, in a thread, one write at a time, so the order of entries is the order of th
 nobody pays for a sync of his own. A write that fails is tried again with the same bytes and more
 behind them, at the same place.
 
-A segment is removed when every rollout in it was forgotten. If it says that a rollout was forgotten
-of which an earlier segment, which stays, has something, that is said again at the end before it
-goes: a restart would find that rollout again.
+``actors.journal_segments`` says which segments can be removed; one goes only when it is on the
+disk that its rollouts were forgotten.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from actors.journal import Accepted, JournalEntry, JournalFigures
@@ -30,6 +28,7 @@ from actors.journal_format import (
     frame,
     payloads,
 )
+from actors.journal_segments import Segment, Segments
 from placement.errors import ConfigError, OverloadedError, UnavailableError
 from placement.ids import RolloutId
 
@@ -37,38 +36,6 @@ _log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 32 << 20
 """A segment this large is followed by the next: what is removed is removed in such portions."""
-
-
-@dataclass(slots=True)
-class _Segment:
-    """Of ``number``, or what is to be written next.
-
-    Attributes:
-        named: rollouts with entries in it; ``live``: those that were not forgotten.
-        forgets: rollouts that it says were forgotten, with ``Forgotten.through``.
-    """
-
-    size_bytes: int = 0
-    named: set[RolloutId] = field(default_factory=set)
-    live: set[RolloutId] = field(default_factory=set)
-    forgets: dict[RolloutId, int] = field(default_factory=dict)
-
-    def note(self, entry: Written) -> None:
-        if isinstance(entry, Forgotten):
-            self._forget(entry.rollout_id, entry.through)
-        elif not isinstance(entry, Opened):
-            self.named.add(entry.rollout_id)
-            self.live.add(entry.rollout_id)
-
-    def absorb(self, later: "_Segment") -> None:
-        self.named |= later.named
-        self.live |= later.live
-        for rollout_id, through in later.forgets.items():
-            self._forget(rollout_id, through)
-
-    def _forget(self, rollout_id: RolloutId, through: int) -> None:
-        before = self.forgets.get(rollout_id, through)
-        self.forgets[rollout_id] = max(before, through) if before and through else 0
 
 
 def open_journal(directory: str, model: str, max_bytes: int) -> "DurableJournal":
@@ -106,11 +73,9 @@ class DurableJournal:
         self._max_bytes = max_bytes
         self._segment_bytes = segment_bytes
         self._off_loop = off_loop
-        self._segments: dict[int, _Segment] = {}
+        self._segments = Segments()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        self._next = _Segment()
-        """What the pending entries are about."""
         self._appended = 0
         self._durable = 0
         self._commit: asyncio.Future[None] | None = None
@@ -123,8 +88,7 @@ class DurableJournal:
         self._write_s = 0.0
         numbers = files.numbers()
         self._open_segments(numbers)
-        self._active = numbers[-1] + 1 if numbers else 1
-        self._segments[self._active] = _Segment()
+        self._segments.begin()
 
     # What an earlier process left
 
@@ -132,7 +96,7 @@ class DurableJournal:
         """Raises: ConfigError."""
         index = 0
         for number in numbers:
-            segment = self._segments[number] = _Segment()
+            segment = self._segments.add(number)
             for entry in self._read(number, segment, last=number == numbers[-1]):
                 if isinstance(entry, Opened):
                     self._check_opened(entry, number)
@@ -143,12 +107,10 @@ class DurableJournal:
                     else:
                         through = self._forgotten_through.get(entry.rollout_id, 0)
                         self._forgotten_through[entry.rollout_id] = max(through, entry.through)
-                    for known_number, known in self._segments.items():
-                        if known_number <= (entry.through or number):
-                            known.live.discard(entry.rollout_id)
+                    self._segments.forget(entry.rollout_id, entry.through or number)
                 segment.note(entry)
             if not segment.size_bytes:
-                del self._segments[number]
+                del self._segments.by_number[number]
 
     def _check_opened(self, opened: Opened, number: int) -> None:
         if (opened.number, opened.model) != (number, self._model):
@@ -159,7 +121,7 @@ class DurableJournal:
                 field=FIELD,
             )
 
-    def _read(self, number: int, segment: _Segment, *, last: bool) -> Iterator[Written]:
+    def _read(self, number: int, segment: Segment, *, last: bool) -> Iterator[Written]:
         name = self._files.name(number)
         try:
             content = self._files.read(number)
@@ -188,8 +150,8 @@ class DurableJournal:
         """
         index = self._replayed = 0
         accepted: set[RolloutId] = set()
-        for number in [n for n, segment in self._segments.items() if segment.size_bytes]:
-            for entry in self._read(number, self._segments[number], last=False):
+        for number, segment in list(self._segments.by_number.items()):
+            for entry in self._read(number, segment, last=False) if segment.size_bytes else ():
                 index += 1
                 if isinstance(entry, Opened | Forgotten):
                     continue
@@ -223,7 +185,7 @@ class DurableJournal:
             raise UnavailableError(self._trouble, field=FIELD)
         if self._kept_bytes() + size_bytes <= self._max_bytes:
             return
-        kept_bytes = self._kept_bytes(without=self._dropped())
+        kept_bytes = self._kept_bytes(without=self._segments.dropped())
         if kept_bytes + size_bytes > self._max_bytes:
             raise OverloadedError(
                 f"the journal holds {kept_bytes} bytes, and {size_bytes} more would exceed "
@@ -235,12 +197,11 @@ class DurableJournal:
     def _add(self, entry: Written, encoded: bytes) -> None:
         self._pending.append(encoded)
         self._pending_bytes += len(encoded)
-        self._next.note(entry)
+        self._segments.coming.note(entry)
         self._appended += 1
 
     def forget(self, rollout_id: RolloutId) -> None:
-        for segment in (*self._segments.values(), self._next):
-            segment.live.discard(rollout_id)
+        self._segments.forget(rollout_id)
         forgotten = Forgotten(rollout_id)
         self._add(forgotten, encode(forgotten))
 
@@ -258,12 +219,13 @@ class DurableJournal:
 
     async def _write(self) -> None:
         """All that waits now, as one frame."""
-        number, upto = self._active, self._appended
-        segment = self._segments[number]
+        for forgotten in self._segments.say_again():
+            self._add(forgotten, encode(forgotten))
+        number, upto = self._segments.active, self._appended
+        segment = self._segments.take_coming()  # before anybody forgets what is on its way
+        dropped = self._segments.dropped()
         payload = b"".join(self._pending)
         self._pending, self._pending_bytes = [], len(payload)
-        segment.absorb(self._next)  # before anybody forgets what is on its way
-        self._next = _Segment()
         content = self._beginning(number) if not segment.size_bytes else b""
         offset = segment.size_bytes
         content += frame(payload, number, offset + len(content))
@@ -289,56 +251,24 @@ class DurableJournal:
         self._written_bytes += len(content)
         segment.size_bytes = offset + len(content)
         if segment.size_bytes >= self._segment_bytes:
-            self._active = number + 1
-            self._segments[self._active] = _Segment()
-        await self._remove_dropped()
+            self._segments.begin()
+        await self._remove(dropped)
 
     def _beginning(self, number: int) -> bytes:
         opened = encode(Opened(number, self._model))
         return HEAD + frame(opened, number, len(HEAD))
 
-    async def _remove_dropped(self) -> None:
-        """Only now: that their rollouts were forgotten is on the disk."""
-        self._say_again()
-        for number in self._dropped() if not self._next.forgets else ():
+    async def _remove(self, numbers: list[int]) -> None:
+        for number in numbers:
             try:
                 await self._off_loop(self._files.remove, number)
             except OSError as error:
                 _log.warning("%s cannot be removed yet: %s", self._files.name(number), error)
                 return  # a later one may say what happened to its rollouts
-            self._segments.pop(number, None)
-
-    def _say_again(self) -> None:
-        """What segments that could go say of rollouts in those that stay."""
-        staying: set[RolloutId] = set()
-        for number, segment in self._segments.items():
-            if segment.live or number == self._active:
-                staying |= segment.named
-                continue
-            for rollout_id in staying.intersection(segment.forgets):
-                forgotten = Forgotten(rollout_id, segment.forgets.pop(rollout_id) or number)
-                self._add(forgotten, encode(forgotten))
-
-    def _dropped(self) -> list[int]:
-        """Segments that nobody needs, in the order in which they may go."""
-        if all(
-            segment.live for number, segment in self._segments.items() if number != self._active
-        ):
-            return []
-        dropped: list[int] = []
-        earlier: set[RolloutId] = set()
-        for number, segment in self._segments.items():
-            if number == self._active:
-                break
-            if segment.live or earlier.intersection(segment.forgets):
-                earlier |= segment.named
-            else:
-                dropped.append(number)
-        return dropped
+            self._segments.by_number.pop(number, None)
 
     def _kept_bytes(self, without: Collection[int] = ()) -> int:
-        sizes = (s.size_bytes for number, s in self._segments.items() if number not in without)
-        return sum(sizes) + self._pending_bytes
+        return self._segments.size_bytes(without) + self._pending_bytes
 
     def figures(self) -> JournalFigures:
         return JournalFigures(

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -255,14 +256,13 @@ def test_another_version_another_model_and_another_place_are_refused() -> None:
 
 
 @in_virtual_time
-async def test_a_frame_inside_a_request_is_no_frame() -> None:
-    """Else a caller could make the end of a journal look like its middle, or like other entries."""
+async def test_a_frame_inside_of_what_is_written_is_no_frame() -> None:
+    """Else the torn end of a journal could look like its middle, and be refused."""
     disk = FakeDisk()
-    inner = frame(encode(accepted("forged")), 1, 0).decode("latin-1")
-    request = RolloutRequest(R, ((1,),), 1, (Sampling(1),), 1, terms=inner)
-    await write(disk, Accepted(R, request, 1.0))
+    inner = frame(encode(accepted("forged")), 1, 0)
+    await write(disk, accepted(), replace(generated(1), detail=TokenDetail(routed=(inner,))))
     disk.files[1] = disk.files[1][:-1]
-    assert found_on(disk) == []
+    assert found_on(disk) == [accepted()]
 
 
 @in_virtual_time
