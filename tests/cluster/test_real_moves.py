@@ -20,7 +20,7 @@ def real_runtime(request: pytest.FixtureRequest, cluster: str, model: str) -> It
     """Nobody leaves, so that whoever moves does so for the load's sake."""
     name = f"real-{uuid.uuid4().hex[:8]}"
     group = {"max_workers": 2, "min_workers": 2, "move_samples_by": request.param}
-    planning = PlanningSettings(rebalance=True, rebalance_steps=8)
+    planning = PlanningSettings(rebalance=True, rebalance_steps=4)
     chosen = settings(name, model, **group).model_copy(update={"planning": planning})
     client = launch(chosen, coordinator=EAGER)
     try:
@@ -35,5 +35,5 @@ async def test_samples_that_moved_between_members_equal_those_that_stayed(
     assert all(len(result.worker_ids) == 1 for result in reference), "a static rollout stays"
     results = await real_runtime.decode(batch("moved"))
     assert_same(results, reference)
-    assert sum(len(result.worker_ids) - 1 for result in results) >= 2
+    assert sum(len(result.worker_ids) - 1 for result in results) >= 1
     assert await real_runtime.client.operations() == [], "nobody left for it"
