@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from placement.ids import SampleId, WorkerId
 
-_CERTAIN_SIGMA = 1e-3  # half a token of 500; none at all would make every surprise infinite
+CERTAIN_SIGMA = 1e-3  # half a token of 500; none at all would make every surprise infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class LengthBelief:
     @classmethod
     def certain(cls, tokens: int) -> "LengthBelief":
         """Nothing but this length: an oracle's."""
-        return cls(math.log(tokens), _CERTAIN_SIGMA)
+        return cls(math.log(tokens), CERTAIN_SIGMA)
 
 
 @dataclass(frozen=True, slots=True)

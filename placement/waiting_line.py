@@ -11,10 +11,9 @@ from one decision to the next: a long queue is looked at far more often than it 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
-from placement.ids import SampleId
 from placement.views import SampleView
 
-_CERTAIN_SIGMA = 0.05  # of a belief to which the prompt's other samples could add nothing
+_LEAST_TAUGHT_SIGMA = 0.05  # of a belief to which the prompt's other samples could add nothing
 
 _Key = tuple[int, int, bool, float, int]
 
@@ -29,14 +28,12 @@ class WaitingLine:
     def __init__(self, window_samples: int) -> None:
         self._window_samples = window_samples
         self._begun: set[str] = set()
-        self._known: dict[SampleId, SampleView] = {}
-        self._fresh: list[tuple[_Key, SampleView]] = []
+        self._keep([])
 
     def forget(self) -> None:
         """Another load begins."""
         self._begun.clear()
-        self._known.clear()
-        self._fresh.clear()
+        self._keep([])
 
     def begin(self, samples: Iterable[SampleView]) -> None:
         """These were bound."""
@@ -48,16 +45,19 @@ class WaitingLine:
             self._sort(fresh)
         if len(fresh) < len(self._fresh):
             waiting = {sample.sample_id for sample in fresh}
-            self._fresh = [entry for entry in self._fresh if entry[1].sample_id in waiting]
+            self._keep([entry for entry in self._fresh if entry[1].sample_id in waiting])
         ran = sorted((_ran_before(s), s) for s in queued if s.generated_tokens)
         return (sample for _, sample in heapq.merge(ran, self._fresh))
 
     def _sort(self, fresh: Iterable[SampleView]) -> None:
         scouted = set(self._begun)
         arrived = sorted(fresh, key=lambda sample: sample.order)
-        self._known = {sample.sample_id: sample for sample in arrived}
         # No two keys are equal, so samples are never compared.
-        self._fresh = sorted((self._not_begun(sample, scouted), sample) for sample in arrived)
+        self._keep(sorted((self._not_begun(sample, scouted), sample) for sample in arrived))
+
+    def _keep(self, fresh: list[tuple[_Key, SampleView]]) -> None:
+        self._fresh = fresh
+        self._known = {sample.sample_id: sample for _, sample in fresh}
 
     def _not_begun(self, sample: SampleView, scouted: set[str]) -> _Key:
         """Args:
@@ -66,7 +66,7 @@ class WaitingLine:
         window, belief = sample.order // self._window_samples, sample.belief
         if belief is None:
             return (-sample.priority, window, False, 0.0, sample.order)
-        follows = sample.prompt_key in scouted or belief.sigma < _CERTAIN_SIGMA
+        follows = sample.prompt_key in scouted or belief.sigma < _LEAST_TAUGHT_SIGMA
         scouted.add(sample.prompt_key)
         # A log-normal's mean is monotone in mu + sigma^2 / 2.
         longest = -belief.mu - 0.5 * belief.sigma * belief.sigma

@@ -8,9 +8,7 @@ import numpy as np
 
 from placement.lengths import LengthPredictor
 from placement.simulate.workload import Ints, Workload, prompt_key
-from placement.views import LengthBelief
-
-_CERTAIN_SIGMA = 1e-3
+from placement.views import CERTAIN_SIGMA, LengthBelief
 
 
 class Foresight(Protocol):
@@ -59,7 +57,7 @@ class TrueLengths:
 
     def __init__(self, workload: Workload, error_sigma: float = 0.0, seed: int = 0) -> None:
         noise = np.random.default_rng(seed).standard_normal(int(workload.prompt_N.max()) + 1)
-        sigma = math.hypot(error_sigma, _CERTAIN_SIGMA)
+        sigma = math.hypot(error_sigma, CERTAIN_SIGMA)
         self._beliefs = [
             LengthBelief(math.log(tokens) + error_sigma * float(noise[prompt]), sigma)
             for tokens, prompt in zip(
