@@ -35,5 +35,5 @@ async def test_samples_that_moved_between_members_equal_those_that_stayed(
     assert all(len(result.worker_ids) == 1 for result in reference), "a static rollout stays"
     results = await real_runtime.decode(batch("moved"))
     assert_same(results, reference)
-    assert sum(len(result.worker_ids) - 1 for result in results) >= 1
+    assert sum(len(result.worker_ids) - 1 for result in results) >= 2
     assert await real_runtime.client.operations() == [], "nobody left for it"
