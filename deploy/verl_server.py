@@ -6,23 +6,19 @@ replica, however wide.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.control_api import PauseMode, PauseStatus, ServingState
 from actors.rollout_api import CoordinatorPort, RolloutRequest
-from placement.errors import FlexFloorError, RequestError, UnavailableError
-from placement.ids import RolloutId
+from placement.errors import RequestError, UnavailableError
 from service.client_calls import Patience, TryAgainError
 from service.control import until_settled
+from service.ray_rollouts import say_farewell
 from service.verl_requests import to_output, to_rollout
-
-logger = logging.getLogger(__name__)
 
 _POLL_S = 30.0
 _SETTLE_S = 1800.0  # a large model needs minutes to be loaded again
-_FAREWELL_S = 5.0
 _GENERATE_S = 86400.0
 
 
@@ -92,7 +88,7 @@ class VerlServer:
             async with asyncio.timeout(_GENERATE_S):
                 return await self._ended(rollout)
         except asyncio.CancelledError:
-            await self._say_farewell(rollout.rollout_id)
+            await say_farewell(self._coordinator, rollout.rollout_id)
             raise
 
     async def _ended(self, rollout: RolloutRequest) -> Any:
@@ -109,13 +105,6 @@ class VerlServer:
             failures = 0
             for sample in batch.samples:
                 return self._output(**to_output(sample, self._global_steps))
-
-    async def _say_farewell(self, rollout_id: RolloutId) -> None:
-        try:
-            async with asyncio.timeout(_FAREWELL_S):
-                await self._coordinator.abort(rollout_id)
-        except (FlexFloorError, TimeoutError) as error:
-            logger.warning("rollout %s goes on, and nobody reads it: %s", rollout_id, error)
 
     # What verl's trainer asks around its steps
 

@@ -173,15 +173,17 @@ class PortRollouts:
                 yield batch
         except (GeneratorExit, asyncio.CancelledError):
             if body.abort_on_disconnect:
-                await self._say_farewell(request.rollout_id)
+                await say_farewell(self._coordinator, request.rollout_id)
             raise
 
-    async def _say_farewell(self, rollout_id: RolloutId) -> None:
-        try:
-            async with asyncio.timeout(_FAREWELL_S):
-                await self._coordinator.abort(rollout_id)
-        except (FlexFloorError, TimeoutError) as error:
-            logger.warning("rollout %s goes on, and nobody reads it: %s", rollout_id, error)
+
+async def say_farewell(coordinator: CoordinatorPort, rollout_id: RolloutId) -> None:
+    """Nobody reads it any more: end it, if the coordinator answers in time."""
+    try:
+        async with asyncio.timeout(_FAREWELL_S):
+            await coordinator.abort(rollout_id)
+    except (FlexFloorError, TimeoutError) as error:
+        logger.warning("rollout %s goes on, and nobody reads it: %s", rollout_id, error)
 
 
 class RayRollouts(PortRollouts):

@@ -108,20 +108,7 @@ def _tokenized(
 
 def _generation(prompts: _Prompts, params: VllmParams, intake: Intake) -> Generation:
     """Raises: RequestError."""
-    wanted = Wanted(
-        max_tokens=params.max_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        stop=params.stop,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        include_stop=params.include_stop_str_in_output,
-        skip_special_tokens=params.skip_special_tokens,
-        top_logprobs=params.logprobs or 0,
-        names={name: f"{params.inside}{name}" for name in ("stop", "stop_token_ids")},
-    )
-    return _same_for_all(prompts, wanted, params.n, params.seed, intake)
+    return _same_for_all(prompts, params.wanted(), params.n, params.seed, intake)
 
 
 def _same_for_all(

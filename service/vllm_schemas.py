@@ -1,5 +1,6 @@
 """The vLLM dialect: what clients of its token-in, token-out server send (vLLM 0.32)."""
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -42,6 +43,22 @@ class VllmParams(DialectBody):
     """Tell how likely each token of the prompt was given those before it, with so many
     alternatives. Not with ``stream``."""
 
+    def wanted(self) -> Wanted:
+        """What is wanted of each response itself."""
+        return Wanted(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            include_stop=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
+            top_logprobs=self.logprobs or 0,
+            names={name: f"{self.inside}{name}" for name in ("stop", "stop_token_ids")},
+        )
+
 
 class TokensBody(DialectBody):
     """A prompt of token ids, to be answered with token ids."""
@@ -74,22 +91,12 @@ class TokensBody(DialectBody):
     stream_options: StreamOptions | None = None
 
     def wanted(self) -> Wanted:
-        params = self.sampling_params
-        names = {name: f"sampling_params.{name}" for name in ("stop", "stop_token_ids")}
-        return Wanted(
-            max_tokens=params.max_tokens,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            stop=params.stop,
-            stop_token_ids=params.stop_token_ids,
-            ignore_eos=params.ignore_eos,
-            include_stop=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-            top_logprobs=params.logprobs or 0,
-            prompt_logprobs=params.prompt_logprobs,
+        wanted = self.sampling_params.wanted()
+        return replace(
+            wanted,
+            prompt_logprobs=self.sampling_params.prompt_logprobs,
             routed_experts=bool(self.return_routed_experts),
-            names=names | {"routed_experts": "return_routed_experts"},
+            names={**wanted.names, "routed_experts": "return_routed_experts"},
         )
 
 

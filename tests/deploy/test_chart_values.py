@@ -87,7 +87,9 @@ def test_a_volume_for_the_journal_is_mounted_where_the_journal_is_or_refused(
     for group in cluster["workerGroupSpecs"]:
         assert "kept" not in str(group), "only the coordinator writes it"
     with pytest.raises(Exception, match=r"which is not on journal\.claimName"):
-        render({"journal": volume, "config": {"coordinator": {"journal_dir": "/tmp/rollouts"}}})
+        render(
+            {"journal": volume, "config": {"coordinator": {"journal_dir": "/elsewhere/rollouts"}}}
+        )
 
 
 def test_the_chart_may_be_part_of_another(render: Render) -> None:
